@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files `export` installs into a model repository, and where the server finds them. Knows nothing of their insides.
+
+All files of one export lie in one folder, and the models reach them through links:
+
+    model_repository/
+      text_classifier/artifacts/20261201T093000-1f2e3d4c/   model.onnx, model.pt, tokenizer.json, labels.txt, model.json
+      text_classifier/artifacts/current -> 20261201T093000-1f2e3d4c
+      classifier/1/model.onnx           -> ../../text_classifier/artifacts/current/model.onnx      (and so on, LINKS)
+
+so that replacing `current`, one rename, replaces everything at once or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ensemble.errors import ConfigError
+
+FOLDER = Path("text_classifier/artifacts")
+CURRENT = "current"
+MANIFEST = "model.json"
+
+# Where in the repository each file is looked for -> its name in the artifacts' folder.
+LINKS = {
+    Path("classifier/1/model.onnx"): "model.onnx",
+    Path("baseline/1/model.pt"): "model.pt",
+    Path("tokenizer/1/tokenizer.json"): "tokenizer.json",
+    Path("text_classifier/labels.txt"): "labels.txt",
+}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """model.json: what was exported, from what, with what, and how close it came.
+
+    source:     "name" as given to export; "revision" of a hub model or "sha256" of a folder's weights
+    versions:   of the libraries that made the export
+    sha256:     of every other file beside model.json
+    labels:     in the order of the logits
+    activation: what makes `probabilities` of the logits: softmax, sigmoid or identity (regression)
+    max_length: tokens of the longest row, [CLS] and [SEP] included
+    parity:     the gate's verdicts, one per comparison (export/parity.py)
+    """
+
+    source: dict[str, str]
+    created: str
+    versions: dict[str, str]
+    sha256: dict[str, str]
+    labels: list[str]
+    activation: str
+    max_length: int
+    vocab_size: int
+    type_vocab_size: int
+    pad_token_id: int
+    parity: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, folder: Path) -> None:
+        """Write model.json into a folder."""
+        (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read model.json from a folder. Raises ConfigError if it is missing or not what this version writes."""
+        file = folder / MANIFEST
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ConfigError(f"{file} is missing: run make export") from None
+        except (OSError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read ({error}): run make export") from error
+
+
+def sha256_of(file: Path) -> str:
+    """The file's SHA-256 as hex digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def checked(link: Path) -> tuple[Path, Manifest]:
+    """The installed file behind a link and its manifest, once its hash is what the manifest says.
+
+    Raises ConfigError if the file is missing or was changed since it was exported.
+    """
+    if not link.is_file():
+        raise ConfigError(f"{link} is missing: run make export")
+    file = link.resolve()
+    manifest = Manifest.read(file.parent)
+    if manifest.sha256.get(file.name) != sha256_of(file):
+        raise ConfigError(f"{link} is not the file that was exported (its sha256 differs): run make export")
+    return file, manifest

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packed graph on ONNX Runtime: rows of ids in, logits and probabilities out. Knows nothing of Triton.
+
+The CPU stand-in for the TensorRT engine, and what perf/ drives in-process to see what serving costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from ensemble.packing import Ids, pack
+from ensemble.passes import CostModel, plan
+from ensemble.scores import Scores
+
+
+class OnnxClassifier:
+    """An ONNX Runtime session over a packed graph, and the plan of its forward passes."""
+
+    def __init__(self, file: Path, cost: CostModel, *, threads: int = 0) -> None:
+        """threads: intra-op threads; 0 is one per physical core."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        # Shapes change with every batch: a memory plan made for one of them is never of use to the next.
+        options.enable_mem_pattern = False
+        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self._cost = cost
+
+    def __call__(self, rows: Sequence[Ids]) -> Scores:
+        """Classify rows, INT64 [length] each, every length at least 1; results in the order of the rows."""
+        passes = plan([len(row) for row in rows], self._cost)
+        parts = [self.one_pass([rows[member] for member in members]) for members in passes]
+        back = np.argsort(np.concatenate(passes), kind="stable")
+        return Scores(
+            np.concatenate([part.logits for part in parts])[back],
+            np.concatenate([part.probabilities for part in parts])[back],
+        )
+
+    def one_pass(self, rows: Sequence[Ids]) -> Scores:
+        """One forward pass over all rows, whatever their lengths."""
+        return Scores(*self._session.run(["logits", "probabilities"], pack(rows).feeds()))

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton Inference Server without a container: the server inside the nvidia-pytriton wheel, as a child process.
+
+Knows the server's command line and life cycle, nothing of requests. Only the wheel's binaries are used, none of its
+Python.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tritonclient.grpc as triton
+
+from ensemble.errors import ServerError
+
+# A healthy server is ready after 2 to 4 s on two cores; loading a large model from a cold disk takes longer.
+START_SECONDS = 120.0
+# Given to requests in flight when the server is told to stop.
+EXIT_TIMEOUT_SECONDS = 10
+# tritonserver itself needs some seconds beyond that to take its backends down.
+STOP_SECONDS = EXIT_TIMEOUT_SECONDS + 20.0
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What to serve, and where.
+
+    repository:  the model repository
+    config_name: which <model>/configs/*.pbtxt to prefer over config.pbtxt
+    models:      loaded, with the steps an ensemble needs; nothing else is
+    address:     to listen on; 127.0.0.1 keeps it to this machine
+    *_port:      0 picks a free one
+    """
+
+    repository: Path
+    config_name: str | None = None
+    models: tuple[str, ...] = ("text_classifier",)
+    address: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+
+
+class Server:
+    """One running server. Use it as a context manager, or call start() and stop()."""
+
+    def __init__(self, options: ServerOptions, *, log: Callable[[str], None] = lambda line: None) -> None:
+        """log: told every line the server writes, from a thread of its own."""
+        self.options = options
+        self.http_port = _free(options.address, options.http_port, "HTTP_PORT")
+        self.grpc_port = _free(options.address, options.grpc_port, "GRPC_PORT")
+        self.metrics_port = _free(options.address, options.metrics_port, "METRICS_PORT")
+        self.url = f"{options.address}:{self.grpc_port}"
+        self._log = log
+        self._tail: deque[str] = deque(maxlen=400)
+        # Its own prefix, so that what it leaves in /dev/shm can be told from another server's.
+        self._shm_prefix = f"text_classifier_{uuid.uuid4().hex[:12]}_"
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, or None if it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the server and wait until every model answers. Raises ServerError with the server's own reason."""
+        self._folder = Path(tempfile.mkdtemp(prefix="tritonserver-"))
+        try:
+            self._process = subprocess.Popen(
+                self._command(_runtime(self._folder)),
+                # Elsewhere than the project: the stub puts this folder first on sys.path, and a package that is not
+                # installed would still be found.
+                cwd=self._folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                # A group of its own: Ctrl-C reaches only this process, which then stops the server in order.
+                start_new_session=True,
+            )
+            self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
+            self._reader.start()
+            self._await_ready(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def wait(self) -> None:
+        """Block until the server ends by itself, which it does not in health. Raises ServerError then."""
+        if self._process:
+            code = self._process.wait()
+            raise ServerError(f"the server ended by itself (exit code {code}): {self._reason()}")
+
+    def stop(self) -> None:
+        """Let requests in flight finish, then end the server and whatever it started."""
+        if self._process and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End the server at once and clear away what it leaves: processes, shared memory, its working folder."""
+        if self._process:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self._process.wait()
+        if self._reader:
+            self._reader.join(timeout=5)
+        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _command(self, runtime: Path) -> list[str]:
+        options = self.options
+        return [
+            str(runtime / "tritonserver"),
+            f"--model-repository={options.repository.resolve()}",
+            f"--backend-directory={runtime / 'backends'}",
+            *([f"--model-config-name={options.config_name}"] if options.config_name else []),
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in options.models),
+            # What is served is what the files say, not what the server would add to them.
+            "--disable-auto-complete-config",
+            "--exit-on-error=true",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *(f"--{protocol}-address={options.address}" for protocol in ("http", "grpc", "metrics")),
+            f"--http-port={self.http_port}",
+            f"--grpc-port={self.grpc_port}",
+            f"--metrics-port={self.metrics_port}",
+            "--allow-gpu-metrics=true",
+            "--log-info=false",
+        ]
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._tail.append(line.rstrip("\n"))
+            self._log(line.rstrip("\n"))
+
+    def _await_ready(self, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        with triton.InferenceServerClient(self.url) as client:
+            while time.monotonic() < deadline:
+                if process.poll() is not None:
+                    if self._reader:
+                        self._reader.join(timeout=5)
+                    raise ServerError(f"the server did not start: {self._reason()}")
+                try:
+                    if all(client.is_model_ready(model) for model in self.options.models):
+                        return
+                except triton.InferenceServerException:
+                    pass  # not listening yet
+                time.sleep(0.05)
+        raise ServerError(f"the server was not ready within {START_SECONDS:.0f} s: {self._reason()}")
+
+    def _reason(self) -> str:
+        """The line of the server's log that says why, as far as one can be told."""
+        lines = list(self._tail)
+        for line in lines:
+            if found := re.search(r"\b(?:ConfigError|ModuleNotFoundError|ImportError): (.+)", line):
+                return found[1]
+        errors = [re.sub(r"^[EF]\d{4} \S+ \d+ \S+\] ", "", line) for line in lines if re.match(r"[EF]\d{4} ", line)]
+        return errors[0].strip('"') if errors else (lines[-1] if lines else "it wrote nothing")
+
+
+def _free(address: str, port: int, name: str) -> int:
+    """The port, once it is known to be free; a free one for 0. Raises ServerError naming the setting."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the server does: a port whose last connections linger in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise ServerError(f"{address}:{port} cannot be listened on ({error.strerror}): set another {name}") from None
+        return int(probe.getsockname()[1])
+
+
+def _runtime(folder: Path) -> Path:
+    """The server and its Python backend, laid out as the server wants them and executable, which in a wheel they aren't."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise ServerError("the embedded server is not installed: pip install '.[server]', or use Triton's container")
+    wheel = Path(spec.origin).parent / "tritonserver"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = wheel / "python_backend_stubs" / python / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise ServerError(f"nvidia-pytriton has no Python backend for Python {python}: use Python 3.11")
+    backend = folder / "backends" / "python"
+    shutil.copytree(wheel / "backends" / "python", backend)
+    for source, target in ((stub, backend / stub.name), (wheel / "bin" / "tritonserver", folder / "tritonserver")):
+        shutil.copyfile(source, target)
+        target.chmod(0o755)
+    return folder
+
+
+def _environment() -> dict[str, str]:
+    """The environment in which the server finds the wheel's libraries, and its stubs this interpreter and its packages."""
+    spec = importlib.util.find_spec("pytriton")
+    assert spec is not None and spec.origin is not None  # _runtime() has seen to that
+    libraries = [Path(spec.origin).parent.parent / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR")]
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": os.pathsep.join([*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":"),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }

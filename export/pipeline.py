@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flow of export: source -> files -> parity gate -> installed. Each step lives in a module of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ensemble.artifacts import LINKS, Manifest, sha256_of
+from ensemble.contract import Contract
+from ensemble.errors import ExportError
+from export import gate, install, source
+from export.bert_parts import activation_of
+from export.onnx_from_hf import write_onnx
+from export.torchscript_from_hf import write_torchscript
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime", "numpy")
+
+Report = Callable[[str], None]
+
+
+def export(
+    name: str,
+    repository: Path,
+    *,
+    texts: Sequence[str],
+    revision: str | None = None,
+    max_length: int | None = None,
+    report: Report = lambda _: None,
+) -> Manifest:
+    """Make a model repository serve a model. Returns the manifest of what was installed.
+
+    name:       local folder or hub id of a BertForSequenceClassification
+    texts:      what the parity gate compares answers on
+    max_length: tokens of the longest row; by default all that the model, its tokenizer and the tokenizer's config take
+    report:     told each step as it begins
+
+    Raises ExportError, and leaves the repository as it was, if any step fails.
+    """
+    report(f"loading {name}")
+    model = source.load(name, revision)
+    length = _max_length(model.max_length, Contract.read(repository).max_sequence_length, max_length)
+    with install.staging(repository) as folder:
+        report("writing model.onnx: packed rows, FP32")
+        write_onnx(model.model, folder / "model.onnx")
+        report("writing model.pt: TorchScript for the baseline")
+        write_torchscript(model.model, folder / "model.pt")
+        model.tokenizer.enable_truncation(length)
+        model.tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "labels.txt").write_text("".join(f"{label}\n" for label in model.labels), encoding="utf-8")
+        report(f"parity gate: {len(texts)} texts through the Hugging Face model and through what was written")
+        verdicts = gate.check(model, folder, length, texts)
+        for verdict in verdicts:
+            report(f"  {verdict}")
+        config = model.model.config
+        manifest = Manifest(
+            source=model.identity,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            versions={
+                "python": platform.python_version(),
+                **{library: importlib.metadata.version(library) for library in LIBRARIES},
+            },
+            sha256={file: sha256_of(folder / file) for file in sorted(LINKS.values())},
+            labels=model.labels,
+            activation=activation_of(config),
+            max_length=length,
+            vocab_size=config.vocab_size,
+            type_vocab_size=config.type_vocab_size,
+            pad_token_id=config.pad_token_id,
+            parity=[verdict.as_dict() for verdict in verdicts],
+        )
+        manifest.write(folder)
+        report("installing")
+    return manifest
+
+
+def _max_length(model_limit: int, config_limit: int, asked: int | None) -> int:
+    """The served length: what was asked for, within what model and config allow."""
+    limit = min(model_limit, config_limit)
+    if asked is None:
+        return limit
+    if not 3 <= asked <= limit:
+        raise ExportError(
+            f"max length {asked} is not between 3 and {limit} (the model takes {model_limit}, "
+            f"max_sequence_length in tokenizer/config.pbtxt is {config_limit}): choose one in that range"
+        )
+    return asked
