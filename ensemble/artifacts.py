@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,14 @@ FOLDER = Path("text_classifier/artifacts")
 CURRENT = "current"
 MANIFEST = "model.json"
 
+LABELS = Path("text_classifier/labels.txt")
+
 # Where in the repository each file is looked for -> its name in the artifacts' folder.
 LINKS = {
     Path("classifier/1/model.onnx"): "model.onnx",
     Path("baseline/1/model.pt"): "model.pt",
     Path("tokenizer/1/tokenizer.json"): "tokenizer.json",
-    Path("text_classifier/labels.txt"): "labels.txt",
+    LABELS: "labels.txt",
 }
 
 
@@ -93,3 +96,22 @@ def checked(link: Path) -> tuple[Path, Manifest]:
     if manifest.sha256.get(file.name) != sha256_of(file):
         raise ConfigError(f"{link} is not the file that was exported (its sha256 differs): run make export")
     return file, manifest
+
+
+def verify(repository: Path, models: Collection[str]) -> Manifest:
+    """Check all that these models need before a server loads them; returns the one manifest they share.
+
+    Raises ConfigError for a missing or changed file, for files of different exports, and for labels that disagree.
+    """
+    manifests = {}
+    for link in LINKS:
+        if link.parts[0] in models:
+            file, manifest = checked(repository / link)
+            manifests[file.parent] = manifest
+    if len(manifests) != 1:
+        raise ConfigError(f"{repository} mixes files of {len(manifests)} exports: run make export")
+    folder, manifest = manifests.popitem()
+    labels = (folder / LINKS[LABELS]).read_text(encoding="utf-8").splitlines()
+    if labels != manifest.labels:
+        raise ConfigError(f"{repository / LABELS} and {MANIFEST} name different labels: run make export")
+    return manifest

@@ -30,7 +30,7 @@ def read_config(file: Path) -> Any:
         raise ConfigError(f"{file} cannot be read ({error})") from error
     except text_format.ParseError as error:
         # The message begins "line:column : ...".
-        raise ConfigError(f"{file}:{str(error).replace(' : ', ': ', 1)}: correct it there") from error
+        raise ConfigError(f"{file}:{str(error).replace(' : ', ': ', 1).rstrip('.')}: correct it there") from error
 
 
 @dataclass(frozen=True)

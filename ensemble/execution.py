@@ -108,6 +108,33 @@ def version_folder(args: dict[str, str]) -> Path:
     return Path(args["model_repository"], args["model_version"])
 
 
+class CallCounter:
+    """onepass_model_calls_total{model=...} on Triton's metrics port: forward passes of a classifier, tokenizer calls.
+
+    Over nv_inference_exec_count it is calls per execute(): the number that tells one batch, one pass from a loop over
+    the requests, which none of Triton's own metrics does.
+    """
+
+    def __init__(self, args: dict[str, str]) -> None:
+        self._reported = 0
+        self._metric: Any = None
+        try:
+            self._family = pb_utils.MetricFamily(
+                name="onepass_model_calls_total",
+                description="Calls of the model or tokenizer by its handler",
+                kind=pb_utils.MetricFamily.COUNTER,
+            )
+            self._metric = self._family.Metric(labels={"model": args["model_name"]})
+        except pb_utils.TritonModelException:
+            pass  # the server runs without metrics
+
+    def report(self, total: int) -> None:
+        """The calls made since the model was loaded."""
+        if self._metric is not None:
+            self._metric.increment(total - self._reported)
+            self._reported = total
+
+
 class Parameters:
     """The `parameters` of a config.pbtxt. A missing or unreadable one refuses the model with its name."""
 

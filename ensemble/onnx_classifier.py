@@ -18,7 +18,10 @@ from ensemble.scores import Scores
 
 
 class OnnxClassifier:
-    """An ONNX Runtime session over a packed graph, and the plan of its forward passes."""
+    """An ONNX Runtime session over a packed graph, and the plan of its forward passes.
+
+    forward_passes: made since it was loaded.
+    """
 
     def __init__(self, file: Path, cost: CostModel, *, threads: int = 0) -> None:
         """threads: intra-op threads; 0 is one per physical core."""
@@ -28,6 +31,7 @@ class OnnxClassifier:
         options.enable_mem_pattern = False
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         self._cost = cost
+        self.forward_passes = 0
 
     def __call__(self, rows: Sequence[Ids]) -> Scores:
         """Classify rows, INT64 [length] each, every length at least 1; results in the order of the rows."""
@@ -41,4 +45,5 @@ class OnnxClassifier:
 
     def one_pass(self, rows: Sequence[Ids]) -> Scores:
         """One forward pass over all rows, whatever their lengths."""
+        self.forward_passes += 1
         return Scores(*self._session.run(["logits", "probabilities"], pack(rows).feeds()))

@@ -61,13 +61,18 @@ class Server:
     """One running server. Use it as a context manager, or call start() and stop()."""
 
     def __init__(self, options: ServerOptions, *, log: Callable[[str], None] = lambda line: None) -> None:
-        """log: told every line the server writes, from a thread of its own."""
+        """log: told what the server writes once it is ready, line by line, from a thread of its own.
+
+        What it writes before is kept for the message of a start that fails. On a machine without a GPU most of it is
+        about the GPU.
+        """
         self.options = options
         self.http_port = _free(options.address, options.http_port, "HTTP_PORT")
         self.grpc_port = _free(options.address, options.grpc_port, "GRPC_PORT")
         self.metrics_port = _free(options.address, options.metrics_port, "METRICS_PORT")
         self.url = f"{options.address}:{self.grpc_port}"
         self._log = log
+        self._ready = threading.Event()
         self._tail: deque[str] = deque(maxlen=400)
         # Its own prefix, so that what it leaves in /dev/shm can be told from another server's.
         self._shm_prefix = f"text_classifier_{uuid.uuid4().hex[:12]}_"
@@ -138,6 +143,8 @@ class Server:
             self._process.wait()
         if self._reader:
             self._reader.join(timeout=5)
+        if self._process and self._process.stdout:
+            self._process.stdout.close()
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
         if self._folder:
@@ -169,7 +176,8 @@ class Server:
         assert process.stdout is not None
         for line in process.stdout:
             self._tail.append(line.rstrip("\n"))
-            self._log(line.rstrip("\n"))
+            if self._ready.is_set():
+                self._log(line.rstrip("\n"))
 
     def _await_ready(self, process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -181,6 +189,7 @@ class Server:
                     raise ServerError(f"the server did not start: {self._reason()}")
                 try:
                     if all(client.is_model_ready(model) for model in self.options.models):
+                        self._ready.set()
                         return
                 except triton.InferenceServerException:
                     pass  # not listening yet

@@ -34,6 +34,9 @@ class TextTokenizer:
     """The Hugging Face fast tokenizer, with its truncation fixed at load.
 
     No setting is ever changed afterwards: changing one while another thread encodes is the "Already borrowed" error.
+
+    max_length: tokens of the longest row.
+    calls:      made since it was loaded.
     """
 
     def __init__(self, file: Path, *, threads: int = 1) -> None:
@@ -54,11 +57,12 @@ class TextTokenizer:
         if truncation is None or self._tokenizer.padding is not None:
             raise ConfigError(f"{file} must have truncation and no padding, as export writes it: run make export")
         self.max_length: int = truncation["max_length"]
+        self.calls = 0
         self._special_tokens: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        self.pad_token_id: int = self._tokenizer.token_to_id("[PAD]") or 0
 
     def __call__(self, texts: Sequence[str]) -> list[TokenizedText]:
         """Tokenize all texts in one call of the library; one result per text, in order."""
+        self.calls += 1
         encodings = self._tokenizer.encode_batch_fast(texts)
         return [
             TokenizedText(

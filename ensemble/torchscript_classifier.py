@@ -27,7 +27,10 @@ class PaddedRows:
 
 
 class TorchScriptClassifier:
-    """A TorchScript module on one device."""
+    """A TorchScript module on one device.
+
+    forward_passes: made since it was loaded.
+    """
 
     def __init__(self, file: Path, device: str, *, threads: int = 0) -> None:
         """device: as torch names it, such as "cpu" or "cuda:1". threads: on the CPU; 0 leaves torch's own choice."""
@@ -35,6 +38,7 @@ class TorchScriptClassifier:
             torch.set_num_threads(threads)
         self.device = torch.device(device)
         self._module = torch.jit.load(str(file), map_location=self.device).eval()  # type: ignore[no-untyped-call]
+        self.forward_passes = 0
 
     def __call__(self, requests: Sequence[PaddedRows], pad_token_id: int) -> Scores:
         """Stack the rows of all requests, padded to the longest, and run the model once."""
@@ -43,6 +47,7 @@ class TorchScriptClassifier:
             self._stack([request.attention_mask for request in requests], 0),
             self._stack([request.token_type_ids for request in requests], 0),
         )
+        self.forward_passes += 1
         with torch.inference_mode():
             logits, probabilities = self._module(*stacked)
         return Scores(logits.cpu().numpy(), probabilities.cpu().numpy())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import torch
@@ -19,14 +20,27 @@ OPSET = 20
 # protobuf's limit for one message; a BERT-large has 1.3 GB in FP32.
 LARGEST_BYTES = 2**31 - 1
 
+TYPES = {
+    onnx.TensorProto.INT64: "TYPE_INT64",
+    onnx.TensorProto.INT32: "TYPE_INT32",
+    onnx.TensorProto.FLOAT: "TYPE_FP32",
+}
 INPUTS = ["input_ids", "row_lengths", "longest_row"]
 OUTPUTS = ["logits", "probabilities"]
 
 
-def write_onnx(model: BertForSequenceClassification, file: Path) -> None:
+class Interface(NamedTuple):
+    """A graph's inputs and outputs: name -> type, in the words of config.pbtxt."""
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+def write_onnx(model: BertForSequenceClassification, file: Path) -> Interface:
     """Write the packed FP32 graph: inputs INPUTS (see export/packed_bert.py), outputs OUTPUTS, FP32 [rows, labels].
 
-    Raises ExportError if it would not fit one file, or if the exporter did not write what was asked for.
+    Returns what the file says its inputs and outputs are. Raises ExportError if the model would not fit one file, or if
+    the exporter did not write what was asked for.
     """
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
     if size >= LARGEST_BYTES:
@@ -54,22 +68,27 @@ def write_onnx(model: BertForSequenceClassification, file: Path) -> None:
         )
     assert program is not None  # with dynamo=True it never is
     program.save(str(file), external_data=False)
-    _check(file)
+    return _checked(file)
 
 
-def _check(file: Path) -> None:
+def _checked(file: Path) -> Interface:
     """Hold what was written against what was asked for."""
     graph = onnx.load(str(file))
     onnx.checker.check_model(graph)
     opset = {entry.domain: entry.version for entry in graph.opset_import}
     if opset.get("") != OPSET or len(opset) != 1:
         raise ExportError(f"{file.name} has opsets {opset}, not {OPSET} alone: use the torch and onnx of pyproject.toml")
-    shapes = {
-        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        for value in [*graph.graph.input, *graph.graph.output]
-    }
-    if list(shapes) != INPUTS + OUTPUTS or any(isinstance(shapes[name][0], int) for name in shapes):
-        raise ExportError(f"{file.name} has inputs and outputs {shapes}: use the torch and onnx of pyproject.toml")
+    values = [*graph.graph.input, *graph.graph.output]
+    names = [value.name for value in values]
+    fixed = [value.name for value in values if not value.type.tensor_type.shape.dim[0].dim_param]
+    if names != INPUTS + OUTPUTS or fixed:
+        raise ExportError(
+            f"{file.name} has inputs and outputs {names}, those of a fixed size: {fixed}: use the torch and onnx of "
+            "pyproject.toml"
+        )
+    inputs, outputs = ({value.name: TYPES[value.type.tensor_type.elem_type] for value in part}
+                       for part in (graph.graph.input, graph.graph.output))
+    return Interface(inputs, outputs)
 
 
 class _quiet(warnings.catch_warnings):  # type: ignore[type-arg]

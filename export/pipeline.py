@@ -42,10 +42,11 @@ def export(
     """
     report(f"loading {name}")
     model = source.load(name, revision)
-    length = _max_length(model.max_length, Contract.read(repository).max_sequence_length, max_length)
+    contract = Contract.read(repository)
+    length = _max_length(model.max_length, contract.max_sequence_length, max_length)
     with install.staging(repository) as folder:
         report("writing model.onnx: packed rows, FP32")
-        write_onnx(model.model, folder / "model.onnx")
+        contract.check_graph(*write_onnx(model.model, folder / "model.onnx"))
         report("writing model.pt: TorchScript for the baseline")
         write_torchscript(model.model, folder / "model.pt")
         model.tokenizer.enable_truncation(length)

@@ -4,7 +4,7 @@
 from itertools import chain
 
 from ensemble.artifacts import checked
-from ensemble.execution import Parameters, execute, output, tensor_of, version_folder
+from ensemble.execution import CallCounter, Parameters, execute, output, tensor_of, version_folder
 from ensemble.onnx_classifier import OnnxClassifier
 from ensemble.packing import Ids, check_ids, check_lengths, without_padding
 from ensemble.passes import CostModel
@@ -19,6 +19,7 @@ class TritonPythonModel:
         file, self.manifest = checked(version_folder(args) / "model.onnx")
         cost = CostModel(parameters.number("attention_cost", float), parameters.number("pass_cost", float))
         self.classify = OnnxClassifier(file, cost, threads=parameters.number("threads", int))
+        self.counter = CallCounter(args)
 
     def execute(self, requests):
         return execute(requests, self)
@@ -31,7 +32,9 @@ class TritonPythonModel:
         return rows
 
     def compute(self, items: list[list[Ids]]) -> list[Scores]:
-        return self.classify(list(chain.from_iterable(items))).cut([len(rows) for rows in items])
+        scores = self.classify(list(chain.from_iterable(items)))
+        self.counter.report(self.classify.forward_passes)
+        return scores.cut([len(rows) for rows in items])
 
     def write(self, scores: Scores, wanted: frozenset[str]):
         return [output(name, getattr(scores, name)) for name in ("logits", "probabilities") if name in wanted]

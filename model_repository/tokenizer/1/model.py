@@ -7,7 +7,7 @@ import numpy as np
 
 from ensemble.artifacts import checked
 from ensemble.errors import InvalidRequest
-from ensemble.execution import Parameters, execute, output, tensor_of, version_folder
+from ensemble.execution import CallCounter, Parameters, execute, output, tensor_of, version_folder
 from ensemble.packing import padded
 from ensemble.tokenization import TextTokenizer, TokenizedText, decode
 
@@ -21,6 +21,7 @@ class TritonPythonModel:
         file, manifest = checked(version_folder(args) / "tokenizer.json")
         self.tokenizer = TextTokenizer(file, threads=parameters.number("tokenizer_threads", int))
         self.pad_token_id = manifest.pad_token_id
+        self.counter = CallCounter(args)
 
     def execute(self, requests):
         return execute(requests, self)
@@ -33,6 +34,7 @@ class TritonPythonModel:
 
     def compute(self, items: list[list[str]]) -> list[list[TokenizedText]]:
         rows = iter(self.tokenizer(list(chain.from_iterable(items))))
+        self.counter.report(self.tokenizer.calls)
         return [list(islice(rows, len(texts))) for texts in items]
 
     def write(self, rows: list[TokenizedText], wanted: frozenset[str]):

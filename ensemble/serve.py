@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the embedded Triton server in the foreground, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from ensemble.artifacts import verify
+from ensemble.contract import Contract
+from ensemble.server import Server, ServerOptions
+
+# What the ensemble's second step is -> the config files that say so (see model_repository/*/configs).
+CONFIG_NAMES = {"classifier": "cpu", "baseline": "baseline"}
+
+
+class Stop(BaseException):
+    """A signal asked for an orderly end."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--repository", type=Path, default=Path("model_repository"), help="what to serve (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--classifier",
+        choices=sorted(CONFIG_NAMES),
+        default="classifier",
+        help="classifier: the packed graph on ONNX Runtime; baseline: the stacked TorchScript handler, on the CPU or "
+        "on every GPU Triton sees (default: %(default)s)",
+    )
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    for protocol, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        parser.add_argument(f"--{protocol}-port", type=_port, default=port, help="default: %(default)s; 0: any")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop: 0. A start that fails, or a server that ends by itself, raises ServerError."""
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop)
+    server = open_server(args.repository, args.classifier, args.address, args.http_port, args.grpc_port, args.metrics_port)
+    try:
+        server.start()
+        print(
+            f"ready: text_classifier ({args.classifier}) at grpc {server.url}, http {args.address}:{server.http_port}, "
+            f"metrics {args.address}:{server.metrics_port}/metrics; Ctrl-C stops it",
+            flush=True,
+        )
+        server.wait()
+    except Stop:
+        print("stopping: answering what is in flight; a second signal ends at once", file=sys.stderr, flush=True)
+        try:
+            server.stop()
+        except Stop:
+            pass
+    finally:
+        server.kill()
+    return 0
+
+
+def open_server(
+    repository: Path, classifier: str, address: str = "127.0.0.1", http: int = 0, grpc: int = 0, metrics: int = 0
+) -> Server:
+    """A server, not yet started, once the repository is known to be sound. Raises ConfigError or ServerError."""
+    contract = Contract.read(repository, CONFIG_NAMES[classifier])
+    verify(repository, contract.models)
+    options = ServerOptions(
+        repository,
+        CONFIG_NAMES[classifier],
+        address=address,
+        http_port=http,
+        grpc_port=grpc,
+        metrics_port=metrics,
+    )
+    return Server(options, log=lambda line: print(line, file=sys.stderr))
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: give 0 to 65535")
+    return port
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise Stop

