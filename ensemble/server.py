@@ -101,7 +101,7 @@ class Server:
                 # Elsewhere than the project: the stub puts this folder first on sys.path, and a package that is not
                 # installed would still be found.
                 cwd=self._folder,
-                env=_environment(),
+                env={**_environment(), "TMPDIR": str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -201,7 +201,8 @@ class Server:
         lines = list(self._tail)
         for line in lines:
             if found := re.search(r"\b(?:ConfigError|ModuleNotFoundError|ImportError): (.+)", line):
-                return found[1]
+                # The log escapes quotes, and writes the traceback behind the message on the same line.
+                return found[1].split(r"\n")[0].replace(r"\"", '"')
         errors = [re.sub(r"^[EF]\d{4} \S+ \d+ \S+\] ", "", line) for line in lines if re.match(r"[EF]\d{4} ", line)]
         return errors[0].strip('"') if errors else (lines[-1] if lines else "it wrote nothing")
 

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m ensemble serve` as a process: how it starts, refuses to start, and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpc
+
+from ensemble import Client
+from ensemble.server import Server, ServerOptions
+from triton_requests import texts_input
+
+Serve = Callable[..., subprocess.Popen]
+
+
+@pytest.fixture
+def serve(repository: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Starts the command on free ports; nothing outlives the test."""
+    started: list[subprocess.Popen] = []
+
+    def start(*arguments: str, repository: Path = repository) -> subprocess.Popen:
+        ports = [argument for name in ("http", "grpc", "metrics") for argument in (f"--{name}-port", "0")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ensemble", "serve", "--repository", str(repository), *ports, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ready_line(process: subprocess.Popen) -> str:
+    """The line on stdout that says where it listens."""
+    line = process.stdout.readline()
+    assert line.startswith("ready: "), process.stderr.read()
+    return line
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids below one."""
+    children = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            children |= {int(child) for child in (task / "children").read_text().split()}
+    return children | {below for child in children for below in descendants(child)}
+
+
+def all_end(pids: set[int]) -> bool:
+    """Whether these processes end within some seconds; one that only waits for its parent to notice has ended."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        states = []
+        for pid in pids:
+            with suppress(FileNotFoundError):
+                states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        if all(state == "Z" for state in states):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def server_regions() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("text_classifier_*")}
+
+
+@pytest.mark.parametrize(
+    ("number", "classifier"), [(signal.SIGINT, "classifier"), (signal.SIGTERM, "baseline")], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_signal_ends_it_and_leaves_nothing(
+    serve: Serve, tmp_path: Path, number: signal.Signals, classifier: str
+) -> None:
+    """Exit code 0, no process, nothing in /dev/shm or the temporary folder, the port free."""
+    before = server_regions()
+    process = serve("--classifier", classifier)
+    line = ready_line(process)
+    assert f"text_classifier ({classifier}) at grpc 127.0.0.1:" in line and "metrics 127.0.0.1:" in line
+    url = re.search(r"grpc (\S+),", line)[1]
+    with Client(url) as client:
+        assert client.classify("good")[0].label == "positive"
+    processes = descendants(process.pid)
+    assert len(processes) == 3 and len(server_regions() - before) > 0  # the server and the stubs of two Python models
+
+    process.send_signal(number)
+
+    assert process.wait(timeout=40) == 0
+    assert all_end(processes)
+    assert server_regions() == before
+    assert list(tmp_path.iterdir()) == []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", int(url.split(":")[1])))
+
+
+def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
+    """Whoever presses Ctrl-C twice does not wait, and still nothing is left."""
+    before = server_regions()
+    process = serve()
+    ready_line(process)
+    processes = descendants(process.pid)
+
+    process.send_signal(signal.SIGINT)
+    while "a second signal ends at once" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(timeout=40) == 0
+    assert all_end(processes)
+    assert server_regions() == before
+
+
+def test_an_occupied_port_is_named(serve: Serve) -> None:
+    """One line that says which setting to change; exit code 1."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        process = serve("--grpc-port", str(port))
+        _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert errors == f"error: 127.0.0.1:{port} cannot be listened on (Address already in use): set another GRPC_PORT\n"
+
+
+@pytest.fixture
+def damaged(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository that the test may damage."""
+    return Path(shutil.copytree(repository, tmp_path_factory.mktemp("damaged") / "copy", symlinks=True))
+
+
+def test_a_repository_that_was_never_exported_into_is_refused(serve: Serve, damaged: Path) -> None:
+    """One line, exit code 1, before any server starts."""
+    shutil.rmtree(damaged / "text_classifier/artifacts")
+
+    process = serve(repository=damaged)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert errors == f"error: {damaged}/classifier/1/model.onnx is missing: run make export\n"
+
+
+def test_a_misspelt_field_is_refused_with_its_line(serve: Serve, damaged: Path) -> None:
+    """File, line and column, exit code 1."""
+    config = damaged / "tokenizer/config.pbtxt"
+    config.write_text(config.read_text().replace("dynamic_batching", "dynamic_batcher"))
+
+    process = serve(repository=damaged)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert re.fullmatch(rf'error: {config}:\d+:1: .* has no field named "dynamic_batcher": correct it there\n', errors)
+
+
+def test_a_parameter_the_handler_refuses_ends_the_start_with_its_reason(serve: Serve, damaged: Path) -> None:
+    """What only the handler can check comes out of the server as one line too."""
+    config = damaged / "classifier/configs/cpu.pbtxt"
+    config.write_text(config.read_text().replace('string_value: "40"', 'string_value: "cheap"'))
+
+    process = serve(repository=damaged)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == (
+        "error: the server did not start: classifier: parameter \"pass_cost\" is 'cheap': "
+        "set it to a number of at least 0 in config.pbtxt"
+    )
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("arguments", [["--grpc-port", "70000"], ["--grpc-port", "x"], ["--classifier", "best"]])
+def test_wrong_arguments_are_usage_errors(serve: Serve, arguments: list[str]) -> None:
+    """Exit code 2 and the argument's name."""
+    process = serve(*arguments)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 2
+    assert f"argument {arguments[0]}" in errors and "Traceback" not in errors
+
+
+def test_a_server_that_dies_ends_the_command(serve: Serve) -> None:
+    """Exit code 1, a line that says so, and its stubs do not stay."""
+    process = serve()
+    ready_line(process)
+    (server,) = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    processes = descendants(process.pid)
+
+    os.kill(server, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "error: the server ended by itself (exit code -9)" in errors
+    assert all_end(processes)
+
+
+def test_only_this_machine_is_listened_to(server: Server) -> None:
+    """By default every port is bound to 127.0.0.1."""
+    listening = [
+        line.split()[1].split(":")
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A"
+    ]
+
+    for port in (server.http_port, server.grpc_port, server.metrics_port):
+        # As the kernel writes 127.0.0.1, by itself or inside IPv6.
+        assert [address[-8:] for address, other in listening if int(other, 16) == port] == ["0100007F"]
+
+
+def test_what_is_served_is_what_the_files_say(server: Server) -> None:
+    """The server adds nothing to the configs: limits, batching and shapes are those of the committed files."""
+    with grpc.InferenceServerClient(server.url) as client:
+        for model in ("tokenizer", "classifier", "text_classifier"):
+            config = client.get_model_config(model).config
+            assert config.max_batch_size == 64
+            assert config.HasField("dynamic_batching") == (model != "text_classifier")
+        assert client.get_model_config("classifier").config.backend == "python"
+
+
+def test_an_unknown_version_is_an_error_and_stray_folders_are_ignored(repository: Path, damaged: Path) -> None:
+    """Version 1 and "any" answer, 99 does not; folders that are no version change nothing."""
+    for stray in ("-1", "old", "0x2"):
+        (damaged / "tokenizer" / stray).mkdir()
+    options = ServerOptions(damaged, config_name="cpu", http_port=0, grpc_port=0, metrics_port=0)
+
+    with Server(options) as server, grpc.InferenceServerClient(server.url) as client:
+        for version in ("", "1"):
+            result = client.infer("text_classifier", [texts_input(["hello"])], model_version=version)
+            assert result.as_numpy("logits").shape == (1, 2)
+        with pytest.raises(grpc.InferenceServerException, match="unknown model|version"):
+            client.infer("text_classifier", [texts_input(["hello"])], model_version="99")
+
+
+def test_the_stub_finds_installed_packages_only(server: Server) -> None:
+    """The server's working folder is an empty one of its own, so nothing is imported from a checkout by chance."""
+    folder = Path(f"/proc/{server.pid}/cwd").resolve()
+
+    assert folder.name.startswith("tritonserver-")
+    assert {path.name for path in folder.iterdir()} >= {"tritonserver", "backends"}
+    assert not list(folder.rglob("*.py"))
