@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201 (printing is what a command does)
+
 """`python -m ensemble classify`: texts from the command line or standard input, answers as a table or as JSON lines.
 
 A shell around `Client`: knows nothing of gRPC, models or tokenizers. rich is imported when a table is drawn.

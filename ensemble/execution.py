@@ -63,9 +63,7 @@ def execute_and_linger(requests: Sequence[Any], handler: Handler[Item, Result], 
         time.sleep(share * (time.perf_counter() - started))
 
 
-def _computed(
-    handler: Handler[Item, Result], items: dict[int, Item]
-) -> list[tuple[int, Result | BaseException]]:
+def _computed(handler: Handler[Item, Result], items: dict[int, Item]) -> list[tuple[int, Result | BaseException]]:
     """All items together; if that fails, one by one, so that only the request at fault pays for it."""
     if not items:
         return []
@@ -108,7 +106,9 @@ def tensor_of(request: Any, name: str) -> Any:
     try:
         array = tensor.as_numpy()
     except Exception as error:  # a BYTES buffer whose lengths lie surfaces here
-        raise InvalidRequest(f"{name}: the tensor cannot be read ({type(error).__name__}): check its encoding") from error
+        raise InvalidRequest(
+            f"{name}: the tensor cannot be read ({type(error).__name__}): check its encoding"
+        ) from error
     if array.shape[0] == 0:
         raise InvalidRequest(f"{name}: the request has no rows: send at least one")
     return array

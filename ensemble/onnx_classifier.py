@@ -29,6 +29,8 @@ class OnnxClassifier:
         options.intra_op_num_threads = threads
         # Shapes change with every batch: a memory plan made for one of them is never of use to the next.
         options.enable_mem_pattern = False
+        # Between two batches its threads would spin on cores that the tokenizer and the server need.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         self._cost = cost
         self.forward_passes = 0

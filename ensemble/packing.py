@@ -59,7 +59,7 @@ def without_padding(input_ids: Ids, pad_token_id: int) -> list[Ids]:
 
 def check_ids(name: str, ids: Ids, below: int) -> None:
     """Refuse ids outside 0 .. below - 1: they index an embedding table, and one bad id would fail the whole batch."""
-    if ids.size and not (0 <= ids.min() and ids.max() < below):
+    if ids.size and not (ids.min() >= 0 and ids.max() < below):
         raise InvalidRequest(
             f"{name}: ids run from {ids.min()} to {ids.max()}, the model knows 0 to {below - 1}: "
             "use the tokenizer that was exported with it"

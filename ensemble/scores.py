@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,4 @@ class Scores:
         if sum(row_counts) != len(self.logits):
             raise ValueError(f"{sum(row_counts)} rows were asked for, {len(self.logits)} came back")
         ends = list(accumulate(row_counts, initial=0))
-        return [
-            Scores(self.logits[start:end], self.probabilities[start:end])
-            for start, end in zip(ends, ends[1:], strict=False)
-        ]
+        return [Scores(self.logits[start:end], self.probabilities[start:end]) for start, end in pairwise(ends)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop: 0. A start that fails, or a server that ends by itself, raises ServerError."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
-    server = open_server(args.repository, args.classifier, args.address, args.http_port, args.grpc_port, args.metrics_port)
+    server = open_server(
+        args.repository, args.classifier, args.address, args.http_port, args.grpc_port, args.metrics_port
+    )
     try:
         server.start()
         print(
@@ -53,10 +56,8 @@ def run(args: argparse.Namespace) -> int:
         server.wait()
     except Stop:
         print("stopping: answering what is in flight; a second signal ends at once", file=sys.stderr, flush=True)
-        try:
+        with suppress(Stop):
             server.stop()
-        except Stop:
-            pass
     finally:
         server.kill()
     return 0

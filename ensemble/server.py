@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,9 @@ START_SECONDS = 120.0
 EXIT_TIMEOUT_SECONDS = 10
 # tritonserver itself needs some seconds beyond that to take its backends down.
 STOP_SECONDS = EXIT_TIMEOUT_SECONDS + 20.0
+
+# Where Linux keeps POSIX shared memory; the Python backend's regions are files there.
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
 
 @dataclass(frozen=True)
@@ -127,25 +131,21 @@ class Server:
         """Let requests in flight finish, then end the server and whatever it started."""
         if self._process and self._process.poll() is None:
             self._process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
         self.kill()
 
     def kill(self) -> None:
         """End the server at once and clear away what it leaves: processes, shared memory, its working folder."""
         if self._process:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.wait()
         if self._reader:
             self._reader.join(timeout=5)
         if self._process and self._process.stdout:
             self._process.stdout.close()
-        for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+        for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -215,12 +215,14 @@ def _free(address: str, port: int, name: str) -> int:
         try:
             probe.bind((address, port))
         except OSError as error:
-            raise ServerError(f"{address}:{port} cannot be listened on ({error.strerror}): set another {name}") from None
+            raise ServerError(
+                f"{address}:{port} cannot be listened on ({error.strerror}): set another {name}"
+            ) from None
         return int(probe.getsockname()[1])
 
 
 def _runtime(folder: Path) -> Path:
-    """The server and its Python backend, laid out as the server wants them and executable, which in a wheel they aren't."""
+    """The server and its Python backend, laid out as the server wants them, and executable."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise ServerError("the embedded server is not installed: pip install '.[server]', or use Triton's container")
@@ -238,10 +240,10 @@ def _runtime(folder: Path) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """The environment in which the server finds the wheel's libraries, and its stubs this interpreter and its packages."""
+    """The environment in which the server finds the wheel's libraries, and its stubs this interpreter."""
     spec = importlib.util.find_spec("pytriton")
-    assert spec is not None and spec.origin is not None  # _runtime() has seen to that
-    libraries = [Path(spec.origin).parent.parent / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR")]
+    assert spec is not None  # _runtime() has seen to that
+    libraries = [Path(str(spec.origin)).parent.parent / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR")]
     return {
         **os.environ,
         "LD_LIBRARY_PATH": os.pathsep.join([*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":"),

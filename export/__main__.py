@@ -26,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
         description="Export a Hugging Face BERT classifier into a model repository that Triton serves.",
     )
     result.add_argument("model", help="local folder or hub id of a BertForSequenceClassification")
-    result.add_argument("--revision", help="commit, tag or branch of a hub model")
+    result.add_argument(
+        "--revision", default="main", help="commit, tag or branch of a hub model (default: %(default)s)"
+    )
     result.add_argument(
         "--repository", type=Path, default=Path("model_repository"), help="where to install (default: %(default)s)"
     )

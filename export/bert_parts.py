@@ -78,6 +78,7 @@ class ClassifierHead(nn.Module):
 
     def __init__(self, model: BertForSequenceClassification) -> None:
         super().__init__()
+        assert model.bert.pooler is not None  # a sequence classifier has one
         self.pooler = model.bert.pooler.dense
         self.classifier = model.classifier
         self.activation: str = activation_of(model.config)

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ensemble.artifacts import CURRENT, FOLDER, LINKS, MANIFEST, sha256_of
@@ -24,7 +24,9 @@ def staging(repository: Path) -> Iterator[Path]:
     Held by one export at a time. What a killed export left behind is cleared away by the next.
     """
     if not (repository / "text_classifier/config.pbtxt").is_file():
-        raise ExportError(f"{repository} is no model repository of this project: it has no text_classifier/config.pbtxt")
+        raise ExportError(
+            f"{repository} is no model repository of this project: it has no text_classifier/config.pbtxt"
+        )
     artifacts = repository / FOLDER
     try:
         artifacts.mkdir(exist_ok=True)
@@ -51,7 +53,7 @@ def _install(repository: Path, folder: Path) -> None:
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     final = artifacts / f"{stamp}-{sha256_of(folder / MANIFEST)[:8]}"
     folder.rename(final)
     for place, name in LINKS.items():

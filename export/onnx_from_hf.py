@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +79,9 @@ def _checked(file: Path) -> Interface:
     onnx.checker.check_model(graph)
     opset = {entry.domain: entry.version for entry in graph.opset_import}
     if opset.get("") != OPSET or len(opset) != 1:
-        raise ExportError(f"{file.name} has opsets {opset}, not {OPSET} alone: use the torch and onnx of pyproject.toml")
+        raise ExportError(
+            f"{file.name} has opsets {opset}, not {OPSET} alone: use the torch and onnx of pyproject.toml"
+        )
     values = [*graph.graph.input, *graph.graph.output]
     names = [value.name for value in values]
     fixed = [value.name for value in values if not value.type.tensor_type.shape.dim[0].dim_param]
@@ -86,20 +90,22 @@ def _checked(file: Path) -> Interface:
             f"{file.name} has inputs and outputs {names}, those of a fixed size: {fixed}: use the torch and onnx of "
             "pyproject.toml"
         )
-    inputs, outputs = ({value.name: TYPES[value.type.tensor_type.elem_type] for value in part}
-                       for part in (graph.graph.input, graph.graph.output))
+    inputs, outputs = (
+        {value.name: TYPES[value.type.tensor_type.elem_type] for value in part}
+        for part in (graph.graph.input, graph.graph.output)
+    )
     return Interface(inputs, outputs)
 
 
-class _quiet(warnings.catch_warnings):  # type: ignore[type-arg]
-    """The exporter warns about torchvision, which a BERT does not need, and about its own internals."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hush the exporter, which warns about torchvision, which a BERT does not need, and about its own internals."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        self._level = logging.getLogger("torch.onnx").level
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-
-    def __exit__(self, *exc: object) -> None:
-        logging.getLogger("torch.onnx").setLevel(self._level)
-        super().__exit__(*exc)
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -83,11 +84,12 @@ class PackedLayer(nn.Module):
             query = self.project.query(residual).reshape(rows, 1, self.heads, -1)
             gathered = self.project.key_value(states).index_select(0, layout.rectangle)
             key, value = gathered.reshape(rows, -1, 2, self.heads, hidden // self.heads).unbind(dim=2)
-            return self.after(self.attend(query, key, value, layout.key_bias).reshape(rows, hidden), residual)
+            context = self.attend(query, key, value, layout.key_bias).reshape(rows, hidden)
+            return cast(Tensor, self.after(context, residual))
         gathered = self.project(states).index_select(0, layout.rectangle)
         query, key, value = gathered.reshape(rows, -1, 3, self.heads, hidden // self.heads).unbind(dim=2)
         context = self.attend(query, key, value, layout.key_bias).reshape(-1, hidden)
-        return self.after(context.index_select(0, layout.cell), states)
+        return cast(Tensor, self.after(context.index_select(0, layout.cell), states))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor) -> Tensor:
         """query [B, Q, heads, d], key and value [B, S, heads, d] -> context [B, Q, heads, d]."""
@@ -102,7 +104,8 @@ class PackedBertClassifier(nn.Module):
     def __init__(self, model: BertForSequenceClassification) -> None:
         super().__init__()
         config, embeddings = model.config, model.bert.embeddings
-        self.pad_token_id = int(config.pad_token_id)
+        assert config.pad_token_id is not None  # export/source.py refuses a model without
+        self.pad_token_id = config.pad_token_id
         self.words = embeddings.word_embeddings.weight
         # One table less to gather from: the token type is 0 everywhere.
         self.positions = nn.Parameter(

@@ -29,7 +29,8 @@ class PaddedLayer(nn.Module):
         split = self.project(states).reshape(rows, longest, 3, self.heads, hidden // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         context = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=is_key)
-        return self.after(context.transpose(1, 2).reshape(rows, longest, hidden), states)
+        result: Tensor = self.after(context.transpose(1, 2).reshape(rows, longest, hidden), states)
+        return result
 
 
 class PaddedBertClassifier(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ensemble.artifacts import LINKS, Manifest, sha256_of
@@ -27,7 +27,7 @@ def export(
     repository: Path,
     *,
     texts: Sequence[str],
-    revision: str | None = None,
+    revision: str = "main",
     max_length: int | None = None,
     report: Report = lambda _: None,
 ) -> Manifest:
@@ -57,9 +57,10 @@ def export(
         for verdict in verdicts:
             report(f"  {verdict}")
         config = model.model.config
+        assert config.pad_token_id is not None  # export/source.py refuses a model without
         manifest = Manifest(
             source=model.identity,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions={
                 "python": platform.python_version(),
                 **{library: importlib.metadata.version(library) for library in LIBRARIES},

@@ -11,6 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -46,8 +47,11 @@ class SourceModel:
     identity: dict[str, str]
 
 
-def load(name: str, revision: str | None = None) -> SourceModel:
-    """Load a model by local folder or hub id. Raises ExportError that says what is wrong and what would work."""
+def load(name: str, revision: str = "main") -> SourceModel:
+    """Load a model by local folder, or by hub id at a commit, tag or branch.
+
+    Raises ExportError that says what is wrong and what would work.
+    """
     local = _local_folder(name)
     if local:
         _check_files(local)
@@ -78,7 +82,9 @@ def _local_folder(name: str) -> Path | None:
     if path.exists():
         raise ExportError(f"{name} is a file: give the folder that holds config.json, the weights and the tokenizer")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise ExportError(f"{name}: no such folder; give a folder or a hub id such as textattack/bert-base-uncased-imdb")
+        raise ExportError(
+            f"{name}: no such folder; give a folder or a hub id such as textattack/bert-base-uncased-imdb"
+        )
     return None
 
 
@@ -101,7 +107,7 @@ def _check_files(folder: Path) -> None:
         )
 
 
-def _load_config(name: str, revision: str | None) -> BertConfig:
+def _load_config(name: str, revision: str) -> BertConfig:
     try:
         fields, _ = BertConfig.get_config_dict(name, revision=revision)
     except Exception as error:
@@ -127,9 +133,10 @@ def _load_config(name: str, revision: str | None) -> BertConfig:
 _OFFLINE = "check the name, or download the model where there is a network and give its folder"
 
 
-def _load_weights(name: str, revision: str | None, config: BertConfig) -> BertForSequenceClassification:
+def _load_weights(name: str, revision: str, config: BertConfig) -> BertForSequenceClassification:
     try:
-        model, report = BertForSequenceClassification.from_pretrained(
+        # The stubs know only the form without output_loading_info, which returns the model alone.
+        loaded: Any = BertForSequenceClassification.from_pretrained(
             name,
             revision=revision,
             config=config,
@@ -142,23 +149,24 @@ def _load_weights(name: str, revision: str | None, config: BertConfig) -> BertFo
             f"{name}: its weights cannot be read from safetensors ({_line(error)}): save the model again with "
             f"save_pretrained(), or, for a hub model, {_OFFLINE}"
         ) from error
+    model, report = loaded
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ExportError(
             f"{name}: weights are missing or of the wrong shape ({', '.join(missing[:4])}"
             f"{', ...' if len(missing) > 4 else ''}); they would be random: export a fine-tuned classifier"
         )
-    return model.eval()  # type: ignore[no-any-return]
+    return cast(BertForSequenceClassification, model.eval())
 
 
-def _load_tokenizer(name: str, revision: str | None) -> PreTrainedTokenizerBase:
+def _load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise ExportError(f"{name}: its tokenizer cannot be read ({_line(error)}): save it again") from error
     if not tokenizer.is_fast:
         raise ExportError(f"{name}: there is no fast tokenizer for it: save one that has a tokenizer.json")
-    return tokenizer  # type: ignore[no-any-return]
+    return cast(PreTrainedTokenizerBase, tokenizer)
 
 
 def _bare(hf_tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -172,9 +180,10 @@ def _bare(hf_tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 def _labels(name: str, config: BertConfig) -> list[str]:
     """Labels in the order of the logits; a label file has one per line, so each must be one line."""
     id2label = {int(index): str(label) for index, label in (config.id2label or {}).items()}
-    if sorted(id2label) != list(range(config.num_labels)):
-        raise ExportError(f"{name}: id2label in config.json must name the labels 0 to {config.num_labels - 1}")
-    labels = [id2label[index] for index in range(config.num_labels)]
+    count = config.num_labels or 0
+    if sorted(id2label) != list(range(count)):
+        raise ExportError(f"{name}: id2label in config.json must name the labels 0 to {count - 1}")
+    labels = [id2label[index] for index in range(count)]
     for label in labels:
         if not label.strip() or label != label.strip() or len(label.splitlines()) != 1:
             raise ExportError(f"{name}: label {label!r} in id2label must be one line without space at its ends")

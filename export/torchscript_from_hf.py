@@ -17,4 +17,4 @@ def write_torchscript(model: BertForSequenceClassification, file: Path) -> None:
     with warnings.catch_warnings():
         # torch says TorchScript is deprecated; it is what the baseline is about.
         warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.script(PaddedBertClassifier(model).eval()).save(str(file))
+        torch.jit.script(PaddedBertClassifier(model).eval()).save(str(file))  # type: ignore[no-untyped-call]

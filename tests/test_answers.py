@@ -10,14 +10,27 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-
 from conftest import Reference
+from triton_requests import in_flight_together, tensor_input, texts_input
+
 from ensemble import AsyncClient, Client
 from ensemble.samples import load_samples
 from ensemble.server import Server
-from triton_requests import in_flight_together, tensor_input, texts_input
 
-ODD = ["", " ", "a\x00b", "café", "你好", "👍🏽", "مرحبا", "e" + "\u0301" * 300, "[PAD]", "[SEP] x [CLS]", "x" * 5000, "\u202eabc"]
+ODD = [
+    "",
+    " ",
+    "a\x00b",
+    "café",
+    "你好",
+    "👍🏽",
+    "مرحبا",
+    "e" + "\u0301" * 300,
+    "[PAD]",
+    "[SEP] x [CLS]",
+    "x" * 5000,
+    "\u202eabc",
+]
 TOLERANCE = 1e-4  # of a logit, export's for FP32
 
 

@@ -10,15 +10,15 @@ import grpc as plain_grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+from conftest import Reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2, service_pb2_grpc
-
-from conftest import Reference
-from ensemble import Client, InvalidRequest
-from ensemble.server import Server
 from test_answers import TOLERANCE, http_json
 from triton_requests import in_flight_together, tensor_input, texts_input
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from ensemble import Client, InvalidRequest
+from ensemble.server import Server
 
 GOOD = "a fine day"
 
@@ -206,7 +206,9 @@ def test_the_baseline_refuses_what_the_model_cannot_take(raw, change: dict[str, 
     """Ids that index nothing, rows past the positions, masks that mask all: refused, and the neighbour is answered."""
     good = {"input_ids": [[101, 2204, 102]], "attention_mask": [[1, 1, 1]], "token_type_ids": [[0, 0, 0]]}
     sound = {name: np.array(array) for name, array in good.items()}
-    requests = [[tensor_input(name, array) for name, array in arrays.items()] for arrays in (sound, {**sound, **change})]
+    requests = [
+        [tensor_input(name, array) for name, array in arrays.items()] for arrays in (sound, {**sound, **change})
+    ]
 
     answered, refused = in_flight_together(raw, "baseline", requests)
 

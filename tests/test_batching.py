@@ -14,12 +14,12 @@ import grpc as plain_grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+from triton_requests import Counts, in_flight_together, tensor_input, texts_input
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ensemble.packing import padded
 from ensemble.samples import load_samples, short_samples
 from ensemble.server import Server
-from triton_requests import Counts, in_flight_together, tensor_input, texts_input
 
 
 @dataclass

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT, copy_of_repository
+
 from ensemble.contract import Contract, read_config
 from ensemble.errors import ConfigError
 
@@ -26,7 +26,9 @@ def test_the_committed_configs_agree(config_name: str | None) -> None:
     assert contract.max_sequence_length == 512
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "model_repository").rglob("*.pbtxt")), ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "model_repository").rglob("*.pbtxt")), ids=lambda file: file.parent.name
+)
 def test_no_committed_config_is_tied_to_one_machine(file: Path) -> None:
     """No config names a GPU by number, and every one parses."""
     assert not any(group.gpus for group in read_config(file).instance_group)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc
+from triton_requests import texts_input
 
 from ensemble import Client
 from ensemble.server import Server, ServerOptions
-from triton_requests import texts_input
 
 Serve = Callable[..., subprocess.Popen]
 

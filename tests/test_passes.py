@@ -59,9 +59,7 @@ def test_every_row_is_in_exactly_one_pass(lengths: list[int]) -> None:
 def test_no_other_cut_costs_less(lengths: list[int]) -> None:
     """The plan is as cheap as the best of all cuts between neighbours in sorted order."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    cuts = (
-        cut for count in range(len(lengths)) for cut in combinations(range(1, len(lengths)), count)
-    )
+    cuts = (cut for count in range(len(lengths)) for cut in combinations(range(1, len(lengths)), count))
     best = min(
         cost_of([order[a:b] for a, b in zip((0, *cut), (*cut, len(order)), strict=True)], lengths) for cut in cuts
     )

