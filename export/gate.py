@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity gate: the Hugging Face tokenizer and model against the files just written, on real texts.
 
-Nothing passes here by trust: the reference tokenizes and runs each text alone, at its own length; the candidates use the
-written tokenizer.json and the written graphs, alone and in batches of mixed lengths.
+Nothing passes here by trust: the reference tokenizes and runs each text alone, at its own length; the candidates use
+the written tokenizer.json and the written graphs, alone and in batches of mixed lengths.
 """
 
 from __future__ import annotations
