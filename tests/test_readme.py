@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
