@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -40,12 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop: 0. A start that fails, or a server that ends by itself, raises ServerError."""
-    signal.signal(signal.SIGINT, _stop)
-    signal.signal(signal.SIGTERM, _stop)
+    """Serve until told to stop: 0, or 1 if a second signal cut that short.
+
+    A start that fails, or a server that ends by itself, raises ServerError.
+    """
     server = open_server(
         args.repository, args.classifier, args.address, args.http_port, args.grpc_port, args.metrics_port
     )
+    signals = _Signals(server)
     try:
         server.start()
         print(
@@ -56,11 +57,27 @@ def run(args: argparse.Namespace) -> int:
         server.wait()
     except Stop:
         print("stopping: answering what is in flight; a second signal ends at once", file=sys.stderr, flush=True)
-        with suppress(Stop):
-            server.stop()
+        server.stop()
     finally:
         server.kill()
-    return 0
+    return 1 if signals.second else 0
+
+
+class _Signals:
+    """The first SIGINT or SIGTERM raises Stop in the main thread; later ones end the server where it stands."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.first = self.second = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.first:
+            self.first = True
+            raise Stop
+        self.second = True
+        self.server.end_processes()
 
 
 def open_server(
@@ -85,7 +102,3 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{port} is not a port: give 0 to 65535")
     return port
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise Stop

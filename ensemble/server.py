@@ -138,8 +138,7 @@ class Server:
     def kill(self) -> None:
         """End the server at once and clear away what it leaves: processes, shared memory, its working folder."""
         if self._process:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.end_processes()
             self._process.wait()
         if self._reader:
             self._reader.join(timeout=5)
@@ -149,6 +148,12 @@ class Server:
             region.unlink(missing_ok=True)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def end_processes(self) -> None:
+        """SIGKILL to the server and its stubs. Safe in a signal handler: it waits for nothing."""
+        if self._process:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _command(self, runtime: Path) -> list[str]:
         options = self.options

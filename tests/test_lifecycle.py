@@ -112,7 +112,7 @@ def test_a_signal_ends_it_and_leaves_nothing(
 
 
 def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
-    """Whoever presses Ctrl-C twice does not wait, and still nothing is left."""
+    """Whoever presses Ctrl-C twice does not wait: exit code 1, and still nothing is left."""
     before = server_regions()
     process = serve()
     ready_line(process)
@@ -123,7 +123,8 @@ def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
         pass
     process.send_signal(signal.SIGINT)
 
-    assert process.wait(timeout=40) == 0
+    assert process.wait(timeout=40) == 1
+    assert "Traceback" not in process.stderr.read()
     assert all_end(processes)
     assert server_regions() == before
 
@@ -255,5 +256,5 @@ def test_the_stub_finds_installed_packages_only(server: Server) -> None:
     folder = Path(f"/proc/{server.pid}/cwd").resolve()
 
     assert folder.name.startswith("tritonserver-")
-    assert {path.name for path in folder.iterdir()} >= {"tritonserver", "backends"}
-    assert not list(folder.rglob("*.py"))
+    # .ses is a mark of the GPU telemetry library.
+    assert {path.name for path in folder.iterdir()} - {".ses"} == {"tritonserver", "backends"}
