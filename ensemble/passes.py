@@ -25,7 +25,7 @@ class CostModel:
     attention_cost: one attention score per row (all heads and layers together).
     pass_cost:      what a pass costs before it does any work; keeps the number of passes small.
 
-    Both are machine dependent and flat around the optimum; perf/cost_model.py measures them.
+    Both are machine dependent and flat around the optimum; python -m perf cost-model measures them.
     """
 
     attention_cost: float

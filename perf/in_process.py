@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ensemble.artifacts import checked
 from ensemble.contract import Contract
 from ensemble.onnx_classifier import OnnxClassifier
 from ensemble.packing import Ids
@@ -23,10 +24,12 @@ def cost_model(repository: Path) -> CostModel:
 
 def classifier(repository: Path) -> OnnxClassifier:
     """The installed graph, as the CPU config serves it."""
-    return OnnxClassifier(repository / "classifier/1/model.onnx", cost_model(repository))
+    file, _ = checked(repository / "classifier/1/model.onnx")
+    return OnnxClassifier(file, cost_model(repository))
 
 
 def rows_of(repository: Path, texts: Sequence[str]) -> list[Ids]:
     """The texts' rows, INT64 [length] each, by the installed tokenizer."""
-    tokenizer = TextTokenizer(repository / "tokenizer/1/tokenizer.json")
+    file, _ = checked(repository / "tokenizer/1/tokenizer.json")
+    tokenizer = TextTokenizer(file)
     return [np.array(row.ids, dtype=np.int64) for row in tokenizer(texts)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One long text among short ones: does the batch cost more than its parts? In-process, no server.
 
-    python -m perf.long_tail
+    python -m perf long-tail
 
 Prints the time of 63 short texts and one of 512 tokens in one batch over the sum of the two parts alone, with the plan
 of forward passes and without it. Ratios of one run: all are timed in turn, so that a busy machine slows them alike.
@@ -13,7 +13,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
@@ -23,13 +22,13 @@ from ensemble.samples import long_samples, short_samples
 from perf.in_process import classifier, rows_of
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m perf.long_tail", description=__doc__.splitlines()[0])
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The measurement's own arguments."""
     parser.add_argument("--rounds", type=int, default=7, help="the median of so many is taken (default: %(default)s)")
-    args = parser.parse_args()
 
+
+def run(args: argparse.Namespace) -> None:
+    """Measure and print."""
     classify = classifier(args.repository)
     short = rows_of(args.repository, [sample.text for sample in short_samples()[:63]])
     long = rows_of(args.repository, [long_samples()[0].text])
@@ -59,7 +58,3 @@ def medians(what: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
             if round_:
                 times[name].append(time.perf_counter() - started)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What serving costs: throughput of the ensemble at 64 in flight over the same graph driven in-process.
 
-    python -m perf.served_ratio
+    python -m perf served-ratio
 
 Both in one run and in turn, on the same texts, 64 rows a batch in-process. The client shares the cores with the server,
 so the ratio counts its work as a cost of serving too. Answers are compared before a figure is printed.
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -34,14 +32,14 @@ BATCH = 64
 TOLERANCE = 1e-4
 
 
-def main() -> int:
-    """Measure and print; 1 if the served answers are not the in-process ones."""
-    parser = argparse.ArgumentParser(prog="python -m perf.served_ratio", description=__doc__.splitlines()[0])
-    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The measurement's own arguments."""
     parser.add_argument("--rounds", type=int, default=5, help="the median of so many is taken (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=512, help="texts of a round (default: %(default)s)")
-    args = parser.parse_args()
 
+
+def run(args: argparse.Namespace) -> None:
+    """Measure and print."""
     classify = classifier(args.repository)
     table = Table("texts", "in-process/s", "served/s", "served over in-process, median (all rounds)")
     server = open_server(args.repository, "classifier")
@@ -57,13 +55,9 @@ def main() -> int:
                 *(f"{args.texts / statistics.median(times):.0f}" for times in zip(*pairs, strict=True)),
                 f"{statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})",
             )
-    except PipelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     finally:
         server.stop()
     Console().print(table)
-    return 0
 
 
 def _pair(url: str, classify: OnnxClassifier, texts: Sequence[str], rows: Sequence[Ids]) -> tuple[float, float]:
@@ -76,7 +70,3 @@ def _pair(url: str, classify: OnnxClassifier, texts: Sequence[str], rows: Sequen
     if difference > TOLERANCE:
         raise PipelineError(f"served logits differ from the in-process ones by {difference:.1e}: no speed is reported")
     return inside, served
-
-
-if __name__ == "__main__":
-    sys.exit(main())

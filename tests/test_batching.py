@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import grpc as plain_grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 from triton_requests import Counts, in_flight_together, tensor_input, texts_input
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ensemble.packing import padded
 from ensemble.samples import load_samples, short_samples
 from ensemble.server import Server
+from perf import closed_loop
 
 
 @dataclass
@@ -72,41 +70,13 @@ def watch(server: Server, raw):
     return start
 
 
-def keep_in_flight(url: str, texts: list[str], count: int) -> None:
-    """Send every text as a request of its own, `count` of them in flight at any time."""
-    # Made beforehand: whoever takes long to send the next request is not in flight.
-    messages = iter([message_of(text) for text in texts])
-
-    async def worker(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
-        for message in messages:
-            answer = await stub.ModelInfer(message)
-            assert answer.outputs
-
-    async def load() -> None:
-        async with plain_grpc.aio.insecure_channel(url) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            await asyncio.gather(*(worker(stub) for _ in range(count)))
-
-    asyncio.run(load())
-
-
-def message_of(text: str) -> service_pb2.ModelInferRequest:
-    """A request for the probabilities of one text, as it goes over the wire."""
-    message = service_pb2.ModelInferRequest(model_name="text_classifier")
-    message.inputs.add(name="text", datatype="BYTES").shape.extend([1, 1])
-    message.outputs.add(name="probabilities")
-    encoded = text.encode()
-    message.raw_input_contents.append(len(encoded).to_bytes(4, "little") + encoded)
-    return message
-
-
 def test_mixed_lengths_share_batches(server: Server, watch) -> None:
     """512 requests from tweets to past 512 tokens, 64 in flight: the classifier's mean batch is at least 32."""
     texts = [sample.text for sample in load_samples()]
-    keep_in_flight(server.url, texts[:64], 64)
+    closed_loop.run(server.url, texts[:64], in_flight=64)
     classifier, tokenizer = watch("classifier"), watch("tokenizer")
 
-    keep_in_flight(server.url, (texts * 2)[:512], 64)
+    closed_loop.run(server.url, (texts * 2)[:512], in_flight=64)
 
     counts = classifier.counts(rows=512)
     assert counts.rows == 512 and counts.failures == 0
@@ -121,7 +91,7 @@ def test_like_lengths_are_one_forward_pass_per_execute(server: Server, watch) ->
     texts = [sample.text for sample in short_samples() if 15 <= sample.tokens <= 30]
     classifier = watch("classifier")
 
-    keep_in_flight(server.url, (texts * 4)[:256], 64)
+    closed_loop.run(server.url, (texts * 4)[:256], in_flight=64)
 
     counts = classifier.counts(rows=256)
     assert counts.rows == 256
@@ -177,7 +147,7 @@ def test_more_load_means_larger_batches(server: Server, watch) -> None:
     means = []
     for in_flight in (8, 64):
         classifier = watch("classifier")
-        keep_in_flight(server.url, texts[:192], in_flight)
+        closed_loop.run(server.url, texts[:192], in_flight)
         counts = classifier.counts(rows=192)
         means.append(counts.rows / counts.executions)
 

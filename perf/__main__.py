@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m perf`: only parses arguments; each measurement lives in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ensemble.errors import PipelineError
+from perf import cost_model, long_tail, served_ratio
+
+COMMANDS = {"long-tail": long_tail, "served-ratio": served_ratio, "cost-model": cost_model}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one measurement; returns 0, or 1 with a line that says why there is no figure."""
+    parser = argparse.ArgumentParser(prog="python -m perf", description="Measure the installed model on this machine.")
+    commands = parser.add_subparsers(required=True, metavar="MEASUREMENT")
+    for name, module in COMMANDS.items():
+        text = str(module.__doc__)
+        command = commands.add_parser(
+            name, help=text.splitlines()[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        args.run(args)
+    except PipelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
