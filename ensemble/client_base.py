@@ -6,6 +6,7 @@ Knows nothing of threads or event loops, and of texts only how many a call has.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from ensemble.client_call import Call, Deadline, pause_before_retry
 from ensemble.client_options import DEFAULT_URL, ClientOptions, check_seconds, check_url
 from ensemble.client_wire import pipeline_error
 from ensemble.errors import Cancelled, InvalidRequest, Unavailable
+
+_LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\]):")
 
 
 class BaseClient:
@@ -45,6 +48,8 @@ class BaseClient:
                 ("grpc.max_reconnect_backoff_ms", 1000),
                 # Else clients of one process share a connection, and the pauses after another one's failures.
                 ("grpc.use_local_subchannel_pool", 1),
+                # A proxy that the environment names cannot reach this machine's own loopback.
+                *([("grpc.enable_http_proxy", 0)] if _LOOPBACK.match(self.url) else []),
             ],
         }
 

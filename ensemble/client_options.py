@@ -80,12 +80,16 @@ def check_url(url: Any) -> str:
     """`url` as gRPC takes it: `host:port`.
 
     Raises:
-        InvalidRequest: it is not a string, is empty, or starts with the scheme of another protocol.
+        InvalidRequest: it is not a string, has no host or no port, or starts with the scheme of another protocol.
     """
     if not isinstance(url, str) or not url.strip() or any(character.isspace() for character in url):
         raise InvalidRequest(f"url must be host:port, for example {DEFAULT_URL}, not {url!r}")
     if re.match(r"(https?|grpcs?)://", url, re.IGNORECASE):
         raise InvalidRequest(f"url must be host:port without a scheme, for example {DEFAULT_URL}, not {url!r}")
+    # gRPC would take a missing port for 443, and 99999 modulo 65536.
+    port = re.fullmatch(r"[^:].*:([0-9]{1,5})", url)
+    if not port or not 0 < int(port[1]) < 65536:
+        raise InvalidRequest(f"url must be host:port with a port of 1 to 65535, for example {DEFAULT_URL}, not {url!r}")
     return url
 
 

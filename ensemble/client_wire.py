@@ -155,7 +155,7 @@ _MEANINGS: tuple[tuple[str, str, type[PipelineError], str], ...] = (
     ("UNAVAILABLE", "request timeout expired", Overloaded,
      "the request waited too long in a queue of {url} ({text}): send less at once, or try later"),
     ("UNAVAILABLE", "protocol is restricted", RequestFailed, "{url} wants a key ({text}): give it in `headers`"),
-    ("UNAVAILABLE", "model", Unavailable,
+    ("UNAVAILABLE", "unknown model", Unavailable,
      "model {model} is not loaded at {url} ({text}): load it, or name another one in `model`"),
     ("UNAVAILABLE", "", Unavailable, "no server answers at {url} ({text}): start it, or check the address"),
     ("NOT_FOUND", "", Unavailable,

@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from ensemble.classify import table
 from ensemble.client import Client
 from ensemble.serve import open_server
@@ -32,11 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; 0. A server that does not start raises ServerError."""
+    from rich.console import Console  # here, so that the other commands do not wait for it
+
     console = Console()
     server = open_server(args.repository, "classifier")
-    with console.status("starting the server"):
-        server.start()
     try:
+        with console.status("starting the server"):
+            server.start()
         with Client(server.url) as client:
             # The first request pays for memory that later ones reuse; it would be the only thing the latencies show.
             client.classify("warm up")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -58,7 +59,10 @@ def execute_and_linger(requests: Sequence[Any], handler: Handler[Item, Result], 
     started = time.perf_counter()
     responses = execute(requests, handler)
     for request, response in zip(requests, responses, strict=True):
-        request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        try:
+            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:  # this caller is gone; the others still wait
+            pb_utils.Logger.log_error(f"an answer could not be sent: {_where(error)}")
     if len(requests) > 1:
         time.sleep(share * (time.perf_counter() - started))
 
@@ -73,6 +77,8 @@ def _computed(handler: Handler[Item, Result], items: dict[int, Item]) -> list[tu
     except BaseException as error:
         if len(items) == 1:
             return [(index, error) for index in items]
+        # Said even if every request then succeeds alone: one by one is the slowness this project is about.
+        pb_utils.Logger.log_warn(f"a batch of {len(items)} requests failed and runs one by one: {_where(error)}")
         return [pair for index, item in items.items() for pair in _computed(handler, {index: item})]
 
 
@@ -90,8 +96,14 @@ def _failure(request: Any, error: BaseException) -> Any:
     """The response of a request that failed. The log gets a line without the caller's data for what is our fault."""
     if isinstance(error, InvalidRequest):
         return _error(str(error), pb_utils.TritonError.INVALID_ARG)
-    pb_utils.Logger.log_error(f"request {request.request_id() or '(no id)'} failed: {type(error).__name__}")
+    pb_utils.Logger.log_error(f"request {request.request_id() or '(no id)'} failed: {_where(error)}")
     return _error(f"internal error ({type(error).__name__}); see the server's log", pb_utils.TritonError.INTERNAL)
+
+
+def _where(error: BaseException) -> str:
+    """The error's class and the innermost places it came through; not its message, which may hold a caller's data."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return f"{type(error).__name__} at {' < '.join(f'{Path(f.filename).name}:{f.lineno}' for f in reversed(frames))}"
 
 
 def _error(message: str, code: Any) -> Any:

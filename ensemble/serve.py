@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -44,7 +45,13 @@ def run(args: argparse.Namespace) -> int:
     A start that fails, or a server that ends by itself, raises ServerError.
     """
     server = open_server(
-        args.repository, args.classifier, args.address, args.http_port, args.grpc_port, args.metrics_port
+        args.repository,
+        args.classifier,
+        args.address,
+        args.http_port,
+        args.grpc_port,
+        args.metrics_port,
+        log=_to_stderr,
     )
     signals = _Signals(server)
     try:
@@ -64,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM raises Stop in the main thread; later ones end the server where it stands."""
+    """The first SIGINT, SIGTERM or SIGHUP (the terminal is gone) raises Stop; later ones end the server at once."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.first = self.second = False
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -81,7 +88,14 @@ class _Signals:
 
 
 def open_server(
-    repository: Path, classifier: str, address: str = "127.0.0.1", http: int = 0, grpc: int = 0, metrics: int = 0
+    repository: Path,
+    classifier: str,
+    address: str = "127.0.0.1",
+    http: int = 0,
+    grpc: int = 0,
+    metrics: int = 0,
+    *,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Server:
     """A server, not yet started, once the repository is known to be sound. Raises ConfigError or ServerError."""
     contract = Contract.read(repository, CONFIG_NAMES[classifier])
@@ -94,11 +108,15 @@ def open_server(
         grpc_port=grpc,
         metrics_port=metrics,
     )
-    return Server(options, log=lambda line: print(line, file=sys.stderr))
+    return Server(options, log=log)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _port(text: str) -> int:
-    port = int(text)
+    port = int(text) if text.isdigit() else -1
     if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not a port: give 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535")
     return port

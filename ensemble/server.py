@@ -7,6 +7,8 @@ Python.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import importlib.util
 import os
 import re
@@ -22,7 +24,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +73,7 @@ class Server:
         about the GPU.
         """
         self.options = options
-        self.http_port = _free(options.address, options.http_port, "HTTP_PORT")
-        self.grpc_port = _free(options.address, options.grpc_port, "GRPC_PORT")
-        self.metrics_port = _free(options.address, options.metrics_port, "METRICS_PORT")
+        self.http_port, self.grpc_port, self.metrics_port = _free_ports(options)
         self.url = f"{options.address}:{self.grpc_port}"
         self._log = log
         self._ready = threading.Event()
@@ -113,6 +113,7 @@ class Server:
                 errors="replace",
                 # A group of its own: Ctrl-C reaches only this process, which then stops the server in order.
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
             self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
             self._reader.start()
@@ -125,6 +126,8 @@ class Server:
         """Block until the server ends by itself, which it does not in health. Raises ServerError then."""
         if self._process:
             code = self._process.wait()
+            if self._reader:
+                self._reader.join(timeout=5)
             raise ServerError(f"the server ended by itself (exit code {code}): {self._reason()}")
 
     def stop(self) -> None:
@@ -182,18 +185,22 @@ class Server:
         for line in process.stdout:
             self._tail.append(line.rstrip("\n"))
             if self._ready.is_set():
-                self._log(line.rstrip("\n"))
+                # Whatever becomes of the log, the pipe must be drained: a server that cannot write to it stands still.
+                with suppress(Exception):
+                    self._log(line.rstrip("\n"))
 
     def _await_ready(self, process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + START_SECONDS
-        with triton.InferenceServerClient(self.url) as client:
+        # A proxy that the environment names is not for a server of this machine.
+        with triton.InferenceServerClient(self.url, channel_args=[("grpc.enable_http_proxy", 0)]) as client:
             while time.monotonic() < deadline:
                 if process.poll() is not None:
                     if self._reader:
                         self._reader.join(timeout=5)
                     raise ServerError(f"the server did not start: {self._reason()}")
                 try:
-                    if all(client.is_model_ready(model) for model in self.options.models):
+                    if all(client.is_model_ready(model, client_timeout=5) for model in self.options.models):
+                        self._tail.clear()
                         self._ready.set()
                         return
                 except triton.InferenceServerException:
@@ -203,27 +210,47 @@ class Server:
 
     def _reason(self) -> str:
         """The line of the server's log that says why, as far as one can be told."""
-        lines = list(self._tail)
+        lines = [line for line in self._tail if line.strip()]
         for line in lines:
             if found := re.search(r"\b(?:ConfigError|ModuleNotFoundError|ImportError): (.+)", line):
                 # The log escapes quotes, and writes the traceback behind the message on the same line.
                 return found[1].split(r"\n")[0].replace(r"\"", '"')
         errors = [re.sub(r"^[EF]\d{4} \S+ \d+ \S+\] ", "", line) for line in lines if re.match(r"[EF]\d{4} ", line)]
+        # At a start the first error leads to the others; "CudaDriverHelper" is only the lack of a GPU.
+        errors = [
+            error for error in errors if "CudaDriverHelper" not in error and "unable to create stream" not in error
+        ]
         return errors[0].strip('"') if errors else (lines[-1] if lines else "it wrote nothing")
 
 
-def _free(address: str, port: int, name: str) -> int:
-    """The port, once it is known to be free; a free one for 0. Raises ServerError naming the setting."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the server does: a port whose last connections linger in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            raise ServerError(
-                f"{address}:{port} cannot be listened on ({error.strerror}): set another {name}"
-            ) from None
-        return int(probe.getsockname()[1])
+def _end_with_parent() -> None:
+    """In the child: have the kernel send SIGTERM when the parent is gone, even if that was killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG, linux/prctl.h
+
+
+def _free_ports(options: ServerOptions) -> tuple[int, int, int]:
+    """The three ports, once they are known to be free and different; a free one for each 0.
+
+    Raises ServerError naming the setting.
+    """
+    named = {"HTTP_PORT": options.http_port, "GRPC_PORT": options.grpc_port, "METRICS_PORT": options.metrics_port}
+    ports = []
+    with ExitStack() as held:  # all at once, or two of them could get the same free port
+        for name, port in named.items():
+            probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            # As the server does: a port whose last connections linger in TIME_WAIT is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((options.address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise ServerError(f"{options.address}:{port} is taken: set another {name}") from None
+                raise ServerError(
+                    f"{options.address}:{port} cannot be listened on ({error.strerror}): set ADDRESS to an IPv4 "
+                    f"address of this machine, and {name} to a port you may use"
+                ) from None
+            ports.append(probe.getsockname()[1])
+    return ports[0], ports[1], ports[2]
 
 
 def _runtime(folder: Path) -> Path:

@@ -70,8 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         console.print("interrupted: nothing was installed")
         return 130
     console.print(
-        f"{escape(str(args.repository))} now serves {escape(manifest.source['name'])}: {len(manifest.labels)} labels, "
-        f"up to {manifest.max_length} tokens. Next: make serve"
+        f"{escape(str(args.repository))} is ready to serve {escape(manifest.source['name'])}: "
+        f"{len(manifest.labels)} labels, up to {manifest.max_length} tokens. Next: make serve (restart a running server)"
     )
     return 0
 

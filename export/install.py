@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,23 +28,31 @@ def staging(repository: Path) -> Iterator[Path]:
             f"{repository} is no model repository of this project: it has no text_classifier/config.pbtxt"
         )
     artifacts = repository / FOLDER
-    try:
-        artifacts.mkdir(exist_ok=True)
-        with (artifacts / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as stack:
+        with _writing_to(artifacts):
+            artifacts.mkdir(exist_ok=True)
+            lock = stack.enter_context((artifacts / ".lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ExportError(f"another export into {repository} is running: wait for it") from None
             for leftover in artifacts.glob(f"{STAGING}*"):
                 leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
             folder = artifacts / f"{STAGING}-{os.getpid()}"
             folder.mkdir()
-            try:
-                yield folder
-                _install(repository, folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        raise ExportError(f"another export into {repository} is running: wait for it") from None
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        with _writing_to(artifacts):
+            yield folder
+            _install(repository, folder)
+
+
+@contextmanager
+def _writing_to(artifacts: Path) -> Iterator[None]:
+    """Tell a full disk or a read-only folder in one line. What is no matter of files passes."""
+    try:
+        yield
     except OSError as error:
-        raise ExportError(f"cannot write to {artifacts} ({error.strerror}): nothing was installed") from error
+        raise ExportError(f"cannot write to {artifacts} ({error.strerror or error}): nothing was installed") from error
 
 
 def _install(repository: Path, folder: Path) -> None:

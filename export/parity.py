@@ -12,14 +12,17 @@ import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
 
-# Largest difference of a logit, by precision. FP32 kernels sum in different orders: 1e-5 is usual for a BERT, a wrong
-# mask or a lost token type costs 1e-2 and more.
+# Largest difference of a logit, by precision, times the text's largest logit where that is over 1. FP32 kernels sum in
+# different orders: 1e-6 is usual for a BERT, a wrong mask or a lost token type costs 1e-2 and more.
 TOLERANCE = {"fp32": 1e-4}
 
 
 @dataclass(frozen=True)
 class Parity:
     """One comparison of logits, [texts, labels], against those of the reference. Truthy when it passes.
+
+    max_abs, mean_abs: differences of a logit, over the text's largest reference logit where that is over 1, so that a
+                     regression to thousands is held to the digits FP32 has.
 
     label_agreement: share of texts with the same decision: the highest logit, or for a multi-label model the same side
                      of 0 on every logit. A reference decision by less than the tolerance is a tie and agrees with both.
@@ -54,7 +57,8 @@ def compare(
     """Hold a candidate's logits against the reference's; FP32 [texts, labels] both."""
     tolerance = TOLERANCE[precision]
     # NaN compares false with everything: it must count as a difference, not as none.
-    difference = np.nan_to_num(np.abs(candidate - reference), nan=np.inf, posinf=np.inf)
+    scale = np.maximum(1.0, np.abs(reference).max(axis=1, keepdims=True))
+    difference = np.nan_to_num(np.abs(candidate - reference) / scale, nan=np.inf, posinf=np.inf)
     per_text = difference.max(axis=1)
     agreement = float(np.mean(_agree(reference, candidate, multi_label, tolerance)))
     return Parity(

@@ -84,9 +84,9 @@ def _max_length(model_limit: int, config_limit: int, asked: int | None) -> int:
     limit = min(model_limit, config_limit)
     if asked is None:
         return limit
-    if not 3 <= asked <= limit:
+    if not source.SHORTEST <= asked <= limit:
         raise ExportError(
-            f"max length {asked} is not between 3 and {limit} (the model takes {model_limit}, "
+            f"max length {asked} is not between {source.SHORTEST} and {limit} (the model takes {model_limit}, "
             f"max_sequence_length in tokenizer/config.pbtxt is {config_limit}): choose one in that range"
         )
     return asked

@@ -24,6 +24,8 @@ ARCHITECTURE = "BertForSequenceClassification"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
+# [CLS], one token, [SEP].
+SHORTEST = 3
 # A tokenizer without a limit reports a number like 1e30.
 NO_LIMIT = 1_000_000
 
@@ -47,6 +49,10 @@ class SourceModel:
     identity: dict[str, str]
 
 
+# torch.jit.script takes these; the gate has seen each of them agree with the Hugging Face model.
+ACTIVATIONS = {"gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2", "relu6", "silu", "swish", "mish", "tanh"}
+
+
 def load(name: str, revision: str = "main") -> SourceModel:
     """Load a model by local folder, or by hub id at a commit, tag or branch.
 
@@ -55,6 +61,7 @@ def load(name: str, revision: str = "main") -> SourceModel:
     local = _local_folder(name)
     if local:
         _check_files(local)
+        name = str(local)
     config = _load_config(name, revision)
     model = _load_weights(name, revision, config)
     hf_tokenizer = _load_tokenizer(name, revision)
@@ -127,6 +134,18 @@ def _load_config(name: str, revision: str) -> BertConfig:
         raise ExportError(f"{name}: only encoders with absolute position embeddings can be exported")
     if config.pad_token_id is None:
         raise ExportError(f"{name}: pad_token_id is missing in config.json: set it to the tokenizer's [PAD] id")
+    if config.hidden_act not in ACTIVATIONS:
+        raise ExportError(
+            f"{name}: hidden_act {config.hidden_act!r} in config.json is not among those that can be exported: "
+            f"{', '.join(sorted(ACTIVATIONS))}"
+        )
+    if config.max_position_embeddings < SHORTEST:
+        raise ExportError(
+            f"{name}: max_position_embeddings is {config.max_position_embeddings}, at least {SHORTEST} needed"
+        )
+    # How the reference is called, not what it computes.
+    config.return_dict = True
+    config.chunk_size_feed_forward = 0
     return config
 
 
@@ -164,6 +183,11 @@ def _load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise ExportError(f"{name}: its tokenizer cannot be read ({_line(error)}): save it again") from error
+    if tokenizer.truncation_side != "right":
+        raise ExportError(
+            f"{name}: its tokenizer cuts long texts at the left; only truncation_side='right' can be exported: "
+            "set it in tokenizer_config.json if the model was trained so"
+        )
     if not tokenizer.is_fast:
         raise ExportError(f"{name}: there is no fast tokenizer for it: save one that has a tokenizer.json")
     return cast(PreTrainedTokenizerBase, tokenizer)

@@ -123,9 +123,10 @@ def test_pickled_weights_are_refused_unread(folder: Path, tmp_path: Path) -> Non
         ({"id2label": {"0": "yes\nno", "1": "b"}}, r"label 'yes\\nno' in id2label must be one line"),
         ({"id2label": {"0": "same", "1": "same"}}, "two entries of id2label in config.json are the same"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label in config.json must name the labels 0 to 1"),
+        ({"hidden_act": "gelu_python"}, "hidden_act 'gelu_python' in config.json is not among those that can be exported"),
+        ({"max_position_embeddings": 2}, "max_position_embeddings is 2, at least 3 needed"),
         ({"hidden_size": 64}, "weights are missing or of the wrong shape|cannot be read from safetensors"),
         ({"num_hidden_layers": 3}, r"weights are missing or of the wrong shape \(bert.encoder.layer.2"),
-        ({"vocab_size": 1000}, "the tokenizer has 30522 entries|wrong shape|cannot be read"),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_served_is_refused(folder: Path, fields: dict[str, object], message: str) -> None:
@@ -142,6 +143,21 @@ def test_a_truncated_file_is_refused(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:100])
 
     with pytest.raises(ExportError, match=f"{folder}: its .* cannot be read"):
+        source.load(str(folder))
+
+
+def test_a_tokenizer_with_more_entries_than_the_model_is_refused(small_model) -> None:
+    """Its ids would index past the embedding table."""
+    with pytest.raises(ExportError, match="the tokenizer has 30522 entries, the model's vocab_size is 1000"):
+        source.load(str(small_model(vocab_size=1000)))
+
+
+def test_a_tokenizer_that_cuts_at_the_left_is_refused(folder: Path) -> None:
+    """Only the cut at the right is exported; another would answer long texts differently without a word."""
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation_side": "left"}))
+
+    with pytest.raises(ExportError, match="its tokenizer cuts long texts at the left"):
         source.load(str(folder))
 
 
@@ -175,6 +191,13 @@ def test_every_kind_of_head_is_exported(small_model, skeleton: Path, config: dic
     assert manifest.labels == list(BertConfig.from_pretrained(model).id2label.values())
     assert all(verdict["passed"] and verdict["label_agreement"] == 1 for verdict in manifest.parity)
     assert verify(skeleton, Contract.read(skeleton, "cpu").models) == manifest
+
+
+def test_settings_of_the_caller_do_not_matter(folder: Path, skeleton: Path) -> None:
+    """A config that returns tuples and chunks its feed-forward computes the same, and is exported."""
+    edit_config(folder, return_dict=False, chunk_size_feed_forward=7)
+
+    assert export(str(folder), skeleton, texts=TEXTS[:2]).max_length == 512
 
 
 def test_the_graph_is_one_file_of_the_stated_opset(repository: Path) -> None:
@@ -269,6 +292,14 @@ def test_tiny_differences_near_zero_pass_the_gate() -> None:
     verdict = gate.compare("x", reference, reference + np.float32([[-2e-6, 2e-6], [0, 0]]), multi_label=False)
 
     assert verdict and verdict.label_agreement == 1.0
+
+
+def test_large_values_are_held_to_the_digits_fp32_has() -> None:
+    """A regression to thousands differs in the fourth digit behind the point and passes; in the first it fails."""
+    reference = np.array([[20_000.0]], dtype=np.float32)
+
+    assert gate.compare("x", reference, reference + np.float32(0.004), multi_label=False)
+    assert not gate.compare("x", reference, reference + np.float32(4), multi_label=False)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])

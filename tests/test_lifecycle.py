@@ -66,8 +66,8 @@ def descendants(pid: int) -> set[int]:
 
 
 def all_end(pids: set[int]) -> bool:
-    """Whether these processes end within some seconds; one that only waits for its parent to notice has ended."""
-    deadline = time.monotonic() + 10
+    """Whether these processes end within half a minute; one that only waits for its parent to notice has ended."""
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         states = []
         for pid in pids:
@@ -84,7 +84,9 @@ def server_regions() -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "classifier"), [(signal.SIGINT, "classifier"), (signal.SIGTERM, "baseline")], ids=["Ctrl-C", "SIGTERM"]
+    ("number", "classifier"),
+    [(signal.SIGINT, "classifier"), (signal.SIGTERM, "baseline"), (signal.SIGHUP, "classifier")],
+    ids=["Ctrl-C", "SIGTERM", "a closed terminal"],
 )
 def test_a_signal_ends_it_and_leaves_nothing(
     serve: Serve, tmp_path: Path, number: signal.Signals, classifier: str
@@ -140,7 +142,62 @@ def test_an_occupied_port_is_named(serve: Serve) -> None:
         _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 1
-    assert errors == f"error: 127.0.0.1:{port} cannot be listened on (Address already in use): set another GRPC_PORT\n"
+    assert errors == f"error: 127.0.0.1:{port} is taken: set another GRPC_PORT\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--address", "192.0.2.1"],
+            "error: 192.0.2.1:0 cannot be listened on .*: set ADDRESS to an IPv4 address of this",
+        ),
+        (["--address", "::1"], "error: ::1:0 cannot be listened on .*: set ADDRESS to an IPv4 address of this"),
+        (["--http-port", "18917", "--grpc-port", "18917"], "error: 127.0.0.1:18917 is taken: set another GRPC_PORT"),
+    ],
+)
+def test_an_address_or_port_that_cannot_be_used_is_named(serve: Serve, arguments: list[str], message: str) -> None:
+    """One line that says which setting is at fault; exit code 1."""
+    process = serve(*arguments)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert re.match(message, errors) and errors.count("\n") == 1
+
+
+def test_a_killed_launcher_takes_its_server_along(serve: Serve) -> None:
+    """kill -9 of the command, which can do nothing about it: the kernel tells the server, and it ends."""
+    process = serve()
+    ready_line(process)
+    processes = descendants(process.pid)
+
+    process.kill()
+
+    assert all_end(processes)
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_the_server(repository: Path, server: Server) -> None:
+    """The server's output is read on whatever becomes of it, or its pipe would fill and it would stand still."""
+
+    def broken(line: str) -> None:
+        raise BrokenPipeError
+
+    options = ServerOptions(repository, config_name="cpu", http_port=0, grpc_port=0, metrics_port=0)
+    with Server(options, log=broken) as other:
+        with grpc.InferenceServerClient(other.url) as client:
+            client.infer("text_classifier", [texts_input(["the first request logs a warning"])])
+
+        assert other._reader.is_alive()
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(serve: Serve, monkeypatch) -> None:
+    """http_proxy is set in many shells; neither the launcher nor the client takes it for 127.0.0.1."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    process = serve()
+
+    url = re.search(r"grpc (\S+),", ready_line(process))[1]
+    with Client(url) as client:
+        assert client.classify("good")[0].label == "positive"
 
 
 @pytest.fixture
@@ -188,7 +245,9 @@ def test_a_parameter_the_handler_refuses_ends_the_start_with_its_reason(serve: S
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("arguments", [["--grpc-port", "70000"], ["--grpc-port", "x"], ["--classifier", "best"]])
+@pytest.mark.parametrize(
+    "arguments", [["--grpc-port", "70000"], ["--grpc-port", "x"], ["--http-port", "-1"], ["--classifier", "best"]]
+)
 def test_wrong_arguments_are_usage_errors(serve: Serve, arguments: list[str]) -> None:
     """Exit code 2 and the argument's name."""
     process = serve(*arguments)

@@ -39,8 +39,9 @@ def test_a_repository_without_a_model_is_an_error(
     assert "is missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", [1.0, float("nan")])
 def test_wrong_answers_get_no_speed(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: float, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A served answer that differs from the in-process one is an error instead of a figure."""
     from perf import closed_loop
@@ -48,7 +49,7 @@ def test_wrong_answers_get_no_speed(
     real = closed_loop.run
     monkeypatch.setattr(
         "perf.closed_loop.run",
-        lambda *args, **kwargs: (lambda seconds, logits: (seconds, logits + 1))(*real(*args, **kwargs)),
+        lambda *args, **kwargs: (lambda seconds, logits: (seconds, logits + wrong))(*real(*args, **kwargs)),
     )
 
     assert main(["served-ratio", "--rounds", "1", "--texts", "64", "--repository", str(repository)]) == 1

