@@ -145,7 +145,7 @@ class Client(BaseClient):
             # that of two threads in there at once, one would get the other's answer.
             with self._sending:
                 return self._rpc.async_infer(callback=done, **arguments)
-        except ValueError as error:  # gRPC's way to say that the channel is closed
+        except Exception as error:  # a ValueError is gRPC's way to say that the channel is closed
             done(None, closed_meanwhile() if self._closed else error)
             return None
 

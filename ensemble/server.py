@@ -242,6 +242,7 @@ def _free_ports(options: ServerOptions) -> tuple[int, int, int]:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((options.address, port))
+                probe.listen()  # bound alone, two sockets may share a port
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise ServerError(f"{options.address}:{port} is taken: set another {name}") from None

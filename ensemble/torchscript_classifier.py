@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The padded TorchScript module, one forward pass a batch: the case study's fix. Knows nothing of Triton.
+"""The padded TorchScript module, one forward pass a batch. Knows nothing of Triton.
 
 The baseline to beat, and the fallback on a GPU machine that has no engine.
 """

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     console.print(
         f"{escape(str(args.repository))} is ready to serve {escape(manifest.source['name'])}: "
-        f"{len(manifest.labels)} labels, up to {manifest.max_length} tokens. Next: make serve (restart a running server)"
+        f"{len(manifest.labels)} labels, up to {manifest.max_length} tokens. Next: make serve (anew, if it runs)"
     )
     return 0
 

@@ -23,7 +23,7 @@ def cost_model(repository: Path) -> CostModel:
 
 
 def classifier(repository: Path) -> OnnxClassifier:
-    """The installed graph, as the CPU config serves it."""
+    """The installed graph with the cost model it is served with, on all cores."""
     file, _ = checked(repository / "classifier/1/model.onnx")
     return OnnxClassifier(file, cost_model(repository))
 

@@ -174,4 +174,4 @@ def test_requests_cancelled_in_the_queue_are_not_computed(raw, watch) -> None:
         call.cancel()
     raw.infer("text_classifier", [texts_input(["the last one, so that all before it are done"])])
 
-    assert classifier.counts().rows < 60
+    assert 1 <= classifier.counts(rows=1).rows < 60
