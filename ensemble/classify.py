@@ -112,7 +112,7 @@ def _classify_all(client: Client, args: argparse.Namespace) -> int:
     for batch in _batches(args.texts or _lines()):
         answers = client.classify_each(batch)
         gone = [answer for answer in answers if isinstance(answer, Unavailable)]
-        if len(gone) == len(answers):
+        if gone and not any(isinstance(answer, Classification) for answer in answers):
             print(f"error: {gone[0]}", file=sys.stderr)
             return 2
         place = "text" if args.texts else "line"

@@ -127,8 +127,9 @@ def _classification(
         value, index, *label = string.decode("utf-8", "replace").split(":", 2)
         probabilities[int(index)] = float(value)
         labels[int(index)] = label[0] if label else f"LABEL_{index}"
-    # The first string is not used for this: where two classes print the same, it may be either.
-    best = int(np.argmax(probabilities))
+    # Of the logits, not of the strings: those have six decimals, and 0.9999999 and 0.99999999 print the same. Softmax,
+    # sigmoid and identity all keep the order.
+    best = int(np.argmax(logits))
     return Classification(
         text=text.decode("utf-8"),
         label=labels[best],

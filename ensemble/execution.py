@@ -22,6 +22,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+# A hiccup of seconds in one batch must not be waited after at length.
+LONGEST_LINGER_SECONDS = 0.1
+
+
 class Handler(Protocol[Item, Result]):
     """What a model.py brings. An Item is one request's input, a Result is its output; each may span several rows."""
 
@@ -55,6 +59,8 @@ def execute_and_linger(requests: Sequence[Any], handler: Handler[Item, Result], 
     Callers who were answered send their next requests in that time. Without it the scheduler starts the next batch with
     whoever had waited, and those answered wait for the one after: under steady load from N callers every batch holds
     N / 2. A request that was alone is not lingered for: with one caller there is nobody to wait for.
+
+    Nothing may be raised once an answer is out: Triton would answer those requests again, and crash.
     """
     started = time.perf_counter()
     responses = execute(requests, handler)
@@ -64,7 +70,7 @@ def execute_and_linger(requests: Sequence[Any], handler: Handler[Item, Result], 
         except Exception as error:  # this caller is gone; the others still wait
             pb_utils.Logger.log_error(f"an answer could not be sent: {_where(error)}")
     if len(requests) > 1:
-        time.sleep(share * (time.perf_counter() - started))
+        time.sleep(min(share * (time.perf_counter() - started), LONGEST_LINGER_SECONDS))
 
 
 def _computed(handler: Handler[Item, Result], items: dict[int, Item]) -> list[tuple[int, Result | BaseException]]:
@@ -176,7 +182,7 @@ class Parameters:
         text = self._values.get(key)
         try:
             value = kind(text)  # type: ignore[arg-type]
-            if value < 0:
+            if not 0 <= value < float("inf"):
                 raise ValueError
         except (TypeError, ValueError):
             raise ConfigError(

@@ -52,6 +52,8 @@ def without_padding(input_ids: Ids, pad_token_id: int) -> list[Ids]:
     Only what follows a row's last other token is padding: a text that spells out "[PAD]" has that id in its middle,
     where the Hugging Face model reads it like any other token. A row of nothing but padding comes back empty.
     """
+    if input_ids.shape[1] == 0:
+        return list(input_ids)
     real = input_ids != pad_token_id
     lengths = np.where(real.any(axis=1), input_ids.shape[1] - real[:, ::-1].argmax(axis=1), 0)
     return [row[:length] for row, length in zip(input_ids, lengths, strict=True)]
@@ -61,8 +63,8 @@ def check_ids(name: str, ids: Ids, below: int) -> None:
     """Refuse ids outside 0 .. below - 1: they index an embedding table, and one bad id would fail the whole batch."""
     if ids.size and not (ids.min() >= 0 and ids.max() < below):
         raise InvalidRequest(
-            f"{name}: ids run from {ids.min()} to {ids.max()}, the model knows 0 to {below - 1}: "
-            "use the tokenizer that was exported with it"
+            f"{name}: values run from {ids.min()} to {ids.max()}, the model knows 0 to {below - 1}: "
+            "send what the tokenizer exported with it makes"
         )
 
 

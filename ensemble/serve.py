@@ -12,6 +12,7 @@ from types import FrameType
 
 from ensemble.artifacts import verify
 from ensemble.contract import Contract
+from ensemble.errors import ConfigError
 from ensemble.server import Server, ServerOptions
 
 # What the ensemble's second step is -> the config files that say so (see model_repository/*/configs).
@@ -99,7 +100,12 @@ def open_server(
 ) -> Server:
     """A server, not yet started, once the repository is known to be sound. Raises ConfigError or ServerError."""
     contract = Contract.read(repository, CONFIG_NAMES[classifier])
-    verify(repository, contract.models)
+    manifest = verify(repository, contract.models)
+    if manifest.max_length > contract.max_sequence_length:
+        raise ConfigError(
+            f"{repository}: exported for {manifest.max_length} tokens, max_sequence_length in tokenizer/config.pbtxt "
+            f"is {contract.max_sequence_length}: run make export again"
+        )
     options = ServerOptions(
         repository,
         CONFIG_NAMES[classifier],

@@ -39,8 +39,17 @@ EXIT_TIMEOUT_SECONDS = 10
 # tritonserver itself needs some seconds beyond that to take its backends down.
 STOP_SECONDS = EXIT_TIMEOUT_SECONDS + 20.0
 
+# The link to the repository in the server's working folder.
+REPOSITORY = "repository"
+
 # Where Linux keeps POSIX shared memory; the Python backend's regions are files there.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
+
+# What every start without a GPU says; never why one failed.
+GPU_NOISE = re.compile(
+    r"CudaDriverHelper|pinned|unable to create stream|CUDA driver|NVML|DCGM|unable to get.*device count"
+)
 
 
 @dataclass(frozen=True)
@@ -98,8 +107,8 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait until every model answers. Raises ServerError with the server's own reason."""
-        self._folder = Path(tempfile.mkdtemp(prefix="tritonserver-"))
         try:
+            self._folder = _working_folder(self.options.repository)
             self._process = subprocess.Popen(
                 self._command(_runtime(self._folder)),
                 # Elsewhere than the project: the stub puts this folder first on sys.path, and a package that is not
@@ -118,6 +127,11 @@ class Server:
             self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
             self._reader.start()
             self._await_ready(self._process)
+        except OSError as error:
+            self.kill()
+            raise ServerError(
+                f"the server cannot be set up ({error}): set TMPDIR to a folder of 50 MB that programs may run from"
+            ) from error
         except BaseException:
             self.kill()
             raise
@@ -162,7 +176,7 @@ class Server:
         options = self.options
         return [
             str(runtime / "tritonserver"),
-            f"--model-repository={options.repository.resolve()}",
+            f"--model-repository={runtime / REPOSITORY}",
             f"--backend-directory={runtime / 'backends'}",
             *([f"--model-config-name={options.config_name}"] if options.config_name else []),
             "--model-control-mode=explicit",
@@ -210,17 +224,28 @@ class Server:
 
     def _reason(self) -> str:
         """The line of the server's log that says why, as far as one can be told."""
-        lines = [line for line in self._tail if line.strip()]
+        lines = [line for line in self._tail if line.strip() and not GPU_NOISE.search(line)]
         for line in lines:
-            if found := re.search(r"\b(?:ConfigError|ModuleNotFoundError|ImportError): (.+)", line):
-                # The log escapes quotes, and writes the traceback behind the message on the same line.
-                return found[1].split(r"\n")[0].replace(r"\"", '"')
+            # What a model's Python raised. The log escapes quotes, and writes the traceback behind it on the same line.
+            if found := re.search(r"\b\w+(?:Error|Exception): (.+)", line):
+                message = found[1] if "ConfigError" in found[0] else found[0]
+                return message.split(r"\n")[0].replace(r"\"", '"')
         errors = [re.sub(r"^[EF]\d{4} \S+ \d+ \S+\] ", "", line) for line in lines if re.match(r"[EF]\d{4} ", line)]
-        # At a start the first error leads to the others; "CudaDriverHelper" is only the lack of a GPU.
-        errors = [
-            error for error in errors if "CudaDriverHelper" not in error and "unable to create stream" not in error
-        ]
-        return errors[0].strip('"') if errors else (lines[-1] if lines else "it wrote nothing")
+        if errors:
+            return errors[0].strip('"').split(r"\n")[0].replace(r"\"", '"')
+        return " / ".join(lines[-5:]) or "it wrote nothing"
+
+
+def _working_folder(repository: Path) -> Path:
+    """A temporary folder with a link to the repository in it.
+
+    The server starts its stubs through a shell and does not quote their arguments: a repository in "My Projects" would
+    never be ready. So it is handed a path of plain characters.
+    """
+    root = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="tritonserver-", dir=root if re.fullmatch(r"[\w./+-]+", root) else "/tmp"))  # noqa: S108
+    (folder / REPOSITORY).symlink_to(repository.resolve())
+    return folder
 
 
 def _end_with_parent() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ensemble.artifacts import LINKS, Manifest, sha256_of
 from ensemble.contract import Contract
-from ensemble.errors import ExportError
+from ensemble.errors import ExportError, PipelineError
 from export import gate, install, source
 from export.bert_parts import activation_of
 from export.onnx_from_hf import write_onnx
@@ -46,9 +47,12 @@ def export(
     length = _max_length(model.max_length, contract.max_sequence_length, max_length)
     with install.staging(repository) as folder:
         report("writing model.onnx: packed rows, FP32")
-        contract.check_graph(*write_onnx(model.model, folder / "model.onnx"))
+        with _told("ONNX"):
+            interface = write_onnx(model.model, folder / "model.onnx")
+        contract.check_graph(*interface)
         report("writing model.pt: TorchScript for the baseline")
-        write_torchscript(model.model, folder / "model.pt")
+        with _told("TorchScript"):
+            write_torchscript(model.model, folder / "model.pt")
         model.tokenizer.enable_truncation(length)
         model.tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "labels.txt").write_text("".join(f"{label}\n" for label in model.labels), encoding="utf-8")
@@ -77,6 +81,20 @@ def export(
         manifest.write(folder)
         report("installing")
     return manifest
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Tell in one line what the exporters of torch say in hundreds."""
+    try:
+        yield
+    except (PipelineError, OSError):
+        raise
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ExportError(
+            f"the model cannot be written as {what} ({line}), nothing is installed: use the versions of pyproject.toml"
+        ) from error
 
 
 def _max_length(model_limit: int, config_limit: int, asked: int | None) -> int:

@@ -74,6 +74,11 @@ def load(name: str, revision: str = "main") -> SourceModel:
     limits = [config.max_position_embeddings]
     if hf_tokenizer.model_max_length < NO_LIMIT:
         limits.append(int(hf_tokenizer.model_max_length))
+    if min(limits) < SHORTEST:
+        raise ExportError(
+            f"{name}: max_position_embeddings in config.json and model_max_length in tokenizer_config.json are "
+            f"{limits}: at least {SHORTEST} tokens are needed"
+        )
     identity = {"name": local.name if local else name}
     if local:
         identity["sha256"] = _folder_hash(local)
@@ -138,10 +143,6 @@ def _load_config(name: str, revision: str) -> BertConfig:
         raise ExportError(
             f"{name}: hidden_act {config.hidden_act!r} in config.json is not among those that can be exported: "
             f"{', '.join(sorted(ACTIVATIONS))}"
-        )
-    if config.max_position_embeddings < SHORTEST:
-        raise ExportError(
-            f"{name}: max_position_embeddings is {config.max_position_embeddings}, at least {SHORTEST} needed"
         )
     # How the reference is called, not what it computes.
     config.return_dict = True
@@ -209,8 +210,10 @@ def _labels(name: str, config: BertConfig) -> list[str]:
         raise ExportError(f"{name}: id2label in config.json must name the labels 0 to {count - 1}")
     labels = [id2label[index] for index in range(count)]
     for label in labels:
-        if not label.strip() or label != label.strip() or len(label.splitlines()) != 1:
-            raise ExportError(f"{name}: label {label!r} in id2label must be one line without space at its ends")
+        if not label.strip() or label != label.strip() or not label.isprintable():
+            raise ExportError(
+                f"{name}: label {label!r} in id2label must be one line of printable characters, no space at its ends"
+            )
     if len(set(labels)) != len(labels):
         raise ExportError(f"{name}: two entries of id2label in config.json are the same: name each label once")
     return labels

@@ -106,7 +106,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def _answer(self, request, texts):
         classes, rows = len(self.probabilities), len(texts)
         outputs = {
-            "logits": np.array([[logit_of(text)] * classes for text in texts], dtype=np.float32),
+            # The first class's is the text's; the others lie around it in the order of the probabilities.
+            "logits": np.array(
+                [[logit_of(text) + 1000 * (p - self.probabilities[0]) for p in self.probabilities] for text in texts],
+                dtype=np.float32,
+            ),
             "num_tokens": np.array([[len(text.split()) + 2] for text in texts], dtype=np.int32),
             "truncated": np.array([[len(text.split()) > 510] for text in texts], dtype=np.bool_),
         }

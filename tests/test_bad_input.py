@@ -192,13 +192,13 @@ def test_malformed_json_is_refused(raw, server: Server, body: bytes, status: int
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"input_ids": np.array([[101, 40_000, 102]])}, "input_ids: ids run from 101 to 40000, the model knows 0 to 30521"),
-        ({"input_ids": np.array([[-1, 5, 102]])}, "input_ids: ids run from -1"),
+        ({"input_ids": np.array([[101, 40_000, 102]])}, "input_ids: values run from 101 to 40000, the model knows 0 to 30521"),
+        ({"input_ids": np.array([[-1, 5, 102]])}, "input_ids: values run from -1"),
         ({name: np.ones((1, 513), dtype=np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")},
          "row 0 has 513 tokens, the model takes 512: truncate it"),
         ({"attention_mask": np.array([[0, 0, 0]])}, "attention_mask: row 0 is empty"),
-        ({"attention_mask": np.array([[1, 7, 1]])}, "attention_mask: ids run from 1 to 7"),
-        ({"token_type_ids": np.array([[0, 2, 0]])}, "token_type_ids: ids run from 0 to 2, the model knows 0 to 1"),
+        ({"attention_mask": np.array([[1, 7, 1]])}, "attention_mask: values run from 1 to 7"),
+        ({"token_type_ids": np.array([[0, 2, 0]])}, "token_type_ids: values run from 0 to 2, the model knows 0 to 1"),
         ({"attention_mask": np.array([[1, 1]])}, "differ in shape: send all three alike"),
     ],
 )  # fmt: skip
@@ -220,13 +220,14 @@ def test_the_baseline_refuses_what_the_model_cannot_take(raw, change: dict[str, 
     ("ids", "message"),
     [
         ([[0, 0, 0]], "input_ids: row 0 is empty"),
+        ([[]], "input_ids: row 0 is empty"),
         ([[101] * 513], "row 0 has 513 tokens, the model takes 512"),
         ([[101, 99_999, 102]], "the model knows 0 to 30521"),
     ],
 )
 def test_the_classifier_refuses_what_the_model_cannot_take(raw, ids: list[list[int]], message: str) -> None:
     """The packed handler checks its rows too, for those who call it without our tokenizer."""
-    array = np.array(ids)
+    array = np.array(ids, dtype=np.int64)
     inputs = [tensor_input("input_ids", array), tensor_input("length_carrier", np.zeros(array.shape, dtype=np.int32))]
 
     with pytest.raises(grpc.InferenceServerException, match=message):

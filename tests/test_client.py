@@ -123,7 +123,7 @@ class TestAnswers:
 
         assert (answer.label, answer.probability, answer.index) == ("positive", 0.75, 1)
         assert answer.scores == {"negative": 0.25, "positive": 0.75}
-        assert answer.logits == (logit_of("a good film"),) * 2
+        assert answer.logits == (logit_of("a good film"), logit_of("a good film") + 500)
         assert (answer.num_tokens, answer.truncated) == (5, False)
         assert answer.seconds > 0
 

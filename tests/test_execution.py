@@ -225,7 +225,7 @@ def test_an_input_that_is_missing_unreadable_or_empty_is_the_callers_fault(execu
             execution.tensor_of(SimpleNamespace(tensor=tensor), "text")
 
 
-@pytest.mark.parametrize("value", [None, "many", "-1", "1.5", ""])
+@pytest.mark.parametrize("value", [None, "many", "-1", "1.5", "", "inf", "nan"])
 def test_a_missing_or_bad_parameter_refuses_the_model(execution, value: str | None) -> None:
     """The message names the model, the parameter and the file."""
     parameters = "{}" if value is None else f'{{"threads": {{"string_value": "{value}"}}}}'

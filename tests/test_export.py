@@ -121,10 +121,11 @@ def test_pickled_weights_are_refused_unread(folder: Path, tmp_path: Path) -> Non
         ({"is_decoder": True}, "only encoders with absolute position embeddings"),
         ({"pad_token_id": None}, "pad_token_id is missing"),
         ({"id2label": {"0": "yes\nno", "1": "b"}}, r"label 'yes\\nno' in id2label must be one line"),
+        ({"id2label": {"0": "a\0b", "1": "b"}}, "in id2label must be one line of printable characters"),
+        ({"id2label": {"0": "a\ud800", "1": "b"}}, "in id2label must be one line of printable characters"),
         ({"id2label": {"0": "same", "1": "same"}}, "two entries of id2label in config.json are the same"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label in config.json must name the labels 0 to 1"),
         ({"hidden_act": "gelu_python"}, "hidden_act 'gelu_python' in config.json is not among those that can be exported"),
-        ({"max_position_embeddings": 2}, "max_position_embeddings is 2, at least 3 needed"),
         ({"hidden_size": 64}, "weights are missing or of the wrong shape|cannot be read from safetensors"),
         ({"num_hidden_layers": 3}, r"weights are missing or of the wrong shape \(bert.encoder.layer.2"),
     ],
@@ -150,6 +151,12 @@ def test_a_tokenizer_with_more_entries_than_the_model_is_refused(small_model) ->
     """Its ids would index past the embedding table."""
     with pytest.raises(ExportError, match="the tokenizer has 30522 entries, the model's vocab_size is 1000"):
         source.load(str(small_model(vocab_size=1000)))
+
+
+def test_a_model_of_too_few_positions_is_refused(small_model) -> None:
+    """[CLS] and [SEP] alone leave nothing to classify."""
+    with pytest.raises(ExportError, match="at least 3 tokens are needed"):
+        source.load(str(small_model(max_position_embeddings=2)))
 
 
 def test_a_tokenizer_that_cuts_at_the_left_is_refused(folder: Path) -> None:

@@ -146,6 +146,56 @@ def test_an_occupied_port_is_named(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "before", "after", "message"),
+    [
+        ("classifier/configs/cpu.pbtxt", "KIND_CPU", "KIND_GPU", "GPU|device"),
+        ("tokenizer/1/model.py", "def execute", "def execute(", "SyntaxError"),
+        (
+            "classifier/configs/cpu.pbtxt",
+            "dynamic_batching {",
+            "dynamic_batching { preferred_batch_size: [ 128 ]",
+            "preferred",
+        ),
+        ("tokenizer/1/model.py", "import numpy as np", "import numpy_of_another_name", "numpy_of_another_name"),
+    ],
+)
+def test_a_start_that_the_server_refuses_has_the_servers_reason(
+    serve: Serve, damaged: Path, file: str, before: str, after: str, message: str
+) -> None:
+    """One line with the cause, not with what every start on a machine without a GPU says."""
+    text = (damaged / file).read_text()
+    assert before in text
+    (damaged / file).write_text(text.replace(before, after, 1))
+
+    process = serve(repository=damaged)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert re.search(message, errors.removeprefix("error: the server did not start: "))
+    assert errors.count("\n") == 1
+    assert "CudaDriverHelper" not in errors
+
+
+def test_a_path_with_spaces_is_served(serve: Serve, repository: Path, tmp_path: Path) -> None:
+    """The server's shell does not quote; a repository in "My Projects" is served all the same."""
+    place = shutil.copytree(repository, tmp_path / "My $Projects (1)" / "repo", symlinks=True)
+
+    assert ready_line(serve(repository=Path(place)))
+
+
+def test_a_length_limit_lowered_after_export_is_refused(serve: Serve, damaged: Path) -> None:
+    """The served length is the exported one; a config that says less is never silently ignored."""
+    config = damaged / "tokenizer/config.pbtxt"
+    config.write_text(config.read_text().replace('string_value: "512"', 'string_value: "64"'))
+
+    process = serve(repository=damaged)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "exported for 512 tokens, max_sequence_length in tokenizer/config.pbtxt is 64: run make export" in errors
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
@@ -319,4 +369,4 @@ def test_the_stub_finds_installed_packages_only(server: Server) -> None:
 
     assert folder.name.startswith("tritonserver-")
     # .ses is a mark of the GPU telemetry library.
-    assert {path.name for path in folder.iterdir()} - {".ses"} == {"tritonserver", "backends"}
+    assert {path.name for path in folder.iterdir()} - {".ses"} == {"tritonserver", "backends", "repository"}

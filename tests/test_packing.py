@@ -27,6 +27,11 @@ def test_padding_is_what_follows_the_last_token() -> None:
     assert [row.tolist() for row in rows] == [[7, 0, 8], [7, 8, 8, 8, 8], []]
 
 
+def test_rows_of_no_ids_at_all_are_empty() -> None:
+    """[2, 0] is two empty rows, which check_lengths then refuses."""
+    assert [len(row) for row in without_padding(np.zeros((2, 0), dtype=np.int64), pad_token_id=0)] == [0, 0]
+
+
 def test_padded_rows_and_their_slices_are_contiguous() -> None:
     """What goes to the next model is C-contiguous, so no backend can scramble it."""
     rectangle = padded([[1, 2, 3], [4]], fill=9)
@@ -38,7 +43,7 @@ def test_padded_rows_and_their_slices_are_contiguous() -> None:
 @pytest.mark.parametrize("ids", [[[-1, 2]], [[3, 10]]])
 def test_ids_outside_the_vocabulary_are_refused(ids: list[list[int]]) -> None:
     """An id the embedding table does not have is the caller's fault, and is said to be."""
-    with pytest.raises(InvalidRequest, match="input_ids: ids run from .* the model knows 0 to 9"):
+    with pytest.raises(InvalidRequest, match="input_ids: values run from .* the model knows 0 to 9"):
         check_ids("input_ids", np.array(ids), below=10)
 
 
