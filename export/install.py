@@ -21,12 +21,9 @@ STAGING = ".staging"
 def staging(repository: Path) -> Iterator[Path]:
     """A folder to make the files in; installed if the block ends well, gone if it does not.
 
-    Held by one export at a time. What a killed export left behind is cleared away by the next.
+    The caller has read the repository's configs. Held by one export at a time; what a killed export left behind is
+    cleared away by the next.
     """
-    if not (repository / "text_classifier/config.pbtxt").is_file():
-        raise ExportError(
-            f"{repository} is no model repository of this project: it has no text_classifier/config.pbtxt"
-        )
     artifacts = repository / FOLDER
     with ExitStack() as stack:
         with _writing_to(artifacts):
