@@ -4,7 +4,8 @@
 All files of one export lie in one folder, and the models reach them through links:
 
     model_repository/
-      text_classifier/artifacts/20261201T093000-1f2e3d4c/   model.onnx, model.pt, tokenizer.json, labels.txt, model.json
+      text_classifier/artifacts/20261201T093000-1f2e3d4c/   model.onnx, model.fp16.onnx, model.pt, tokenizer.json,
+                                                            labels.txt, model.json, and model.plan if one was built
       text_classifier/artifacts/current -> 20261201T093000-1f2e3d4c
       classifier/1/model.onnx           -> ../../text_classifier/artifacts/current/model.onnx      (and so on, LINKS)
 
@@ -26,6 +27,9 @@ FOLDER = Path("text_classifier/artifacts")
 CURRENT = "current"
 MANIFEST = "model.json"
 
+# The TensorRT engine; only an export with TARGET=tensorrt has one.
+PLAN = "model.plan"
+
 LABELS = Path("text_classifier/labels.txt")
 
 # Where in the repository each file is looked for -> its name in the artifacts' folder.
@@ -34,7 +38,28 @@ LINKS = {
     Path("baseline/1/model.pt"): "model.pt",
     Path("tokenizer/1/tokenizer.json"): "tokenizer.json",
     LABELS: "labels.txt",
+    Path("classifier/1/model.plan"): PLAN,
 }
+# What an engine is built from. No model of the repository reads it.
+FP16_ONNX = "model.fp16.onnx"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What model.plan was built with and for; a plan runs nowhere else.
+
+    tensorrt:           version of the library that built it, "10.5.0"
+    compute_capability: of the GPU it was built for, "8.0" for an A100
+    gpu:                that GPU's name
+    onnx_sha256:        of the graph it was built from, model.fp16.onnx
+    profile:            input -> {"min", "opt", "max"} -> shape; the optimization profile
+    """
+
+    tensorrt: str
+    compute_capability: str
+    gpu: str
+    onnx_sha256: str
+    profile: dict[str, dict[str, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +72,9 @@ class Manifest:
     labels:     in the order of the logits
     activation: what makes `probabilities` of the logits: softmax, sigmoid or identity (regression)
     max_length: tokens of the longest row, [CLS] and [SEP] included
+    layout:     of the FP16 graph and the engine: packed, or padded
     parity:     the gate's verdicts, one per comparison (export/parity.py)
+    engine:     what model.plan was built with, if there is one
     """
 
     source: dict[str, str]
@@ -60,7 +87,9 @@ class Manifest:
     vocab_size: int
     type_vocab_size: int
     pad_token_id: int
+    layout: str
     parity: list[dict[str, Any]] = field(default_factory=list)
+    engine: Engine | None = None
 
     def write(self, folder: Path) -> None:
         """Write model.json into a folder."""
@@ -71,10 +100,13 @@ class Manifest:
         """Read model.json from a folder. Raises ConfigError if it is missing or not what this version writes."""
         file = folder / MANIFEST
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values.get("engine") is not None:
+                values["engine"] = Engine(**values["engine"])
+            return cls(**values)
         except FileNotFoundError:
             raise ConfigError(f"{file} is missing: run make export") from None
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read ({error}): run make export") from error
 
 
@@ -105,7 +137,8 @@ def verify(repository: Path, models: Collection[str]) -> Manifest:
     """
     manifests = {}
     for link in LINKS:
-        if link.parts[0] in models:
+        # Only the TensorRT config needs a plan, and ensemble/preflight.py looks after it.
+        if link.parts[0] in models and LINKS[link] != PLAN:
             file, manifest = checked(repository / link)
             manifests[file.parent] = manifest
     if len(manifests) != 1:

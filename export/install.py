@@ -63,7 +63,9 @@ def _install(repository: Path, folder: Path) -> None:
     folder.rename(final)
     for place, name in LINKS.items():
         link = repository / place
-        if not link.is_symlink():
+        if not (final / name).exists():
+            link.unlink(missing_ok=True)  # an export without an engine leaves no link to an older one's
+        elif not link.is_symlink():
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(artifacts / CURRENT / name, link.parent))
     pointer = artifacts / f"{STAGING}-{CURRENT}"

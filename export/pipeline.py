@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ensemble.artifacts import LINKS, Manifest, sha256_of
+from ensemble.artifacts import Manifest, sha256_of
 from ensemble.contract import Contract
 from ensemble.errors import ExportError, PipelineError
 from export import gate, install, source
@@ -69,13 +69,14 @@ def export(
                 "python": platform.python_version(),
                 **{library: importlib.metadata.version(library) for library in LIBRARIES},
             },
-            sha256={file: sha256_of(folder / file) for file in sorted(LINKS.values())},
+            sha256={file.name: sha256_of(file) for file in sorted(folder.iterdir())},
             labels=model.labels,
             activation=activation_of(config),
             max_length=length,
             vocab_size=config.vocab_size,
             type_vocab_size=config.type_vocab_size,
             pad_token_id=config.pad_token_id,
+            layout="packed",
             parity=[verdict.as_dict() for verdict in verdicts],
         )
         manifest.write(folder)
