@@ -82,8 +82,12 @@ class Contract:
         """The outputs of a model by name."""
         return _tensors(self.models[model].output)
 
-    def check_graph(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> None:
-        """Hold an exported graph against the classifier's config; names to Triton types. Raises ConfigError."""
+    def check_graph(self, inputs: Mapping[str, str], outputs: Mapping[str, str], *, every_input: bool = False) -> None:
+        """Hold an exported graph against the classifier's config; names to Triton types. Raises ConfigError.
+
+        every_input: the graph must take all that the config sends, as an engine must; the CPU handler sees to that
+        itself.
+        """
         config = self.models["classifier"]
         declared = {name: tensor.type for name, tensor in self.inputs("classifier").items()}
         declared |= {
@@ -93,9 +97,10 @@ class Contract:
         }
         promised = {name: tensor.type for name, tensor in self.outputs("classifier").items()}
         wrong = {name: kind for name, kind in inputs.items() if declared.get(name) != kind}
-        if wrong or dict(outputs) != promised:
+        missing = declared.keys() - inputs.keys() if every_input else set()
+        if wrong or missing or dict(outputs) != promised:
             raise ConfigError(
-                f"the exported graph has inputs {dict(inputs)} and outputs {dict(outputs)}, classifier/config.pbtxt "
+                f"the exported graph has inputs {dict(inputs)} and outputs {dict(outputs)}, the classifier's config "
                 f"has {declared} and {promised}: make them agree"
             )
 
@@ -152,8 +157,9 @@ def _problems_of_one(repository: Path, name: str, config: Any) -> Iterator[str]:
             yield f"{name}: {tensor.name} has a reshape, which an ensemble does not pass on: remove it"
     if config.platform != "ensemble" and not config.HasField("dynamic_batching"):
         yield f"{name}: dynamic_batching is missing, so every request would run alone: add dynamic_batching {{ }}"
+    ragged_or_not = config.platform == "ensemble" or _parameter(config, "equal_lengths_only") == "true"
     for tensor in config.input:
-        if config.platform != "ensemble" and -1 in tensor.dims and not tensor.allow_ragged_batch:
+        if -1 in tensor.dims and not (tensor.allow_ragged_batch or ragged_or_not):
             yield (
                 f"{name}: input {tensor.name} varies in length and lacks allow_ragged_batch: requests of different "
                 "length would never share a batch; add allow_ragged_batch: true"
@@ -162,6 +168,11 @@ def _problems_of_one(repository: Path, name: str, config: Any) -> Iterator[str]:
         yield f"{name}: response_cache is not supported: remove it (equal texts are rare, and lengths are ragged)"
     if any(group.gpus for group in config.instance_group):
         yield f"{name}: instance_group names gpus, which other machines may not have: leave gpus out"
+    if name == "classifier" and not 0 <= _whole_number(config, "attention_budget") < 10**18:
+        yield (
+            "classifier: parameter attention_budget must be a whole number of at most 18 digits, what rows x longest^2 of "
+            'a batch may come to: set it ("4194304" is 16 rows of 512 tokens, "0" is no bound)'
+        )
     if config.platform == "ensemble" and not any(output.label_filename for output in config.output):
         yield f'{name}: no output has label_filename, so clients get no labels: add label_filename: "labels.txt"'
 
@@ -195,7 +206,12 @@ def _tensors(declared: Any) -> dict[str, Tensor]:
     }
 
 
+def _parameter(config: Any, key: str) -> str:
+    """A parameter's text, "" if there is none. (Reading a missing key of a protobuf map would add it.)"""
+    return str(config.parameters[key].string_value) if key in config.parameters else ""
+
+
 def _whole_number(config: Any, key: str) -> int:
     """A parameter as a whole number; -1 if it is none, which every check refuses."""
-    text = config.parameters[key].string_value if key in config.parameters else ""
-    return int(text) if text.isdigit() else -1
+    text = _parameter(config, key)
+    return int(text) if text.isascii() and text.isdigit() else -1

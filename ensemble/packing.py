@@ -46,6 +46,15 @@ def padded(rows: Sequence[Sequence[int] | Ids], fill: int) -> Ids:
     return rectangle
 
 
+def length_carrier(rows: int, longest: int) -> npt.NDArray[np.int32]:
+    """What tells the TensorRT classifier the padded length inside attention: zeros, [b, ceil(L / b)], for b rows of L.
+
+    Triton sizes `longest_row` by the element count of a tensor, all rows of a request together; that of input_ids
+    would be b times too much, this one's is L to L + b - 1.
+    """
+    return np.zeros((rows, -(-longest // rows)), dtype=np.int32)
+
+
 def without_padding(input_ids: Ids, pad_token_id: int) -> list[Ids]:
     """The rows of one request, INT64 [b, L], without the padding that made a rectangle of them.
 

@@ -2,12 +2,14 @@
 """The parity gate: the Hugging Face tokenizer and model against the files just written, on real texts.
 
 Nothing passes here by trust: the reference tokenizes and runs each text alone, at its own length; the candidates use
-the written tokenizer.json and the written graphs, alone and in batches of mixed lengths.
+the written tokenizer.json and the written graphs, alone and in batches of mixed lengths. Here are the reference and the
+FP32 graphs; export/gate_fp16.py has the FP16 graph and the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +31,63 @@ BATCH = 4
 ONE_PASS = CostModel(attention_cost=0.0, pass_cost=1.0)
 
 
-def check(source: SourceModel, folder: Path, max_length: int, texts: Sequence[str]) -> list[Parity]:
-    """The verdicts, all passed. Raises ExportError naming the worst text if one did not."""
+@dataclass(frozen=True)
+class Reference:
+    """The texts of the gate, as rows of the written tokenizer.json, and the Hugging Face model's answers.
+
+    rows: INT64 [length] each; logits, probabilities: FP32 [texts, labels]
+    """
+
+    texts: Sequence[str]
+    rows: Sequence[Ids]
+    logits: Logits
+    probabilities: Logits
+    multi_label: bool
+
+    def compare(self, what: str, precision: str, scores: Scores) -> list[Parity]:
+        """Both outputs of a candidate against the reference."""
+        return [
+            compare(
+                f"{what} against PyTorch",
+                self.logits,
+                scores.logits,
+                multi_label=self.multi_label,
+                precision=precision,
+            ),
+            compare(
+                f"{what}: probabilities",
+                self.probabilities,
+                scores.probabilities,
+                multi_label=False,
+                precision=precision,
+            ),
+        ]
+
+    def require(self, verdicts: Sequence[Parity]) -> None:
+        """Raise ExportError naming the worst text if a verdict did not pass."""
+        if failed := failures(verdicts):
+            worst = max(failed, key=lambda verdict: verdict.max_abs)
+            raise ExportError(
+                f"the parity gate failed, nothing is installed. {worst}. The worst text is number {worst.worst_text} "
+                f"({len(self.rows[worst.worst_text])} tokens): {self.texts[worst.worst_text][:80]!r}"
+            )
+
+
+def reference(source: SourceModel, folder: Path, max_length: int, texts: Sequence[str]) -> Reference:
+    """Run the Hugging Face model. Raises ExportError where the written tokenizer disagrees with its tokenizer."""
     # One thread: on short rows more gain little, and on a machine that is busy otherwise they lose twentyfold, waiting
     # for each other at every operator.
     torch.set_num_threads(1)
     # Whatever texts were given, one is longer than the model takes: the cut must be the same too.
     texts = [*texts, " ".join([*texts, *map(str, range(max_length))])]
     rows = _same_rows(source, folder, max_length, texts)
-    reference = np.stack([_reference(source, row) for row in track(rows, "  Hugging Face model", transient=True)])
-    expected = _probabilities(source, reference)
+    logits = np.stack([_logits(source, row) for row in track(rows, "  Hugging Face model", transient=True)])
+    multi_label = source.model.config.problem_type == "multi_label_classification"
+    return Reference(texts, rows, logits, _probabilities(source, logits), multi_label)
+
+
+def check_fp32(expected: Reference, folder: Path) -> list[Parity]:
+    """The verdicts on model.onnx and model.pt, all passed. Raises ExportError naming the worst text otherwise."""
     onnx = OnnxClassifier(folder / "model.onnx", ONE_PASS)
     baseline = TorchScriptClassifier(folder / "model.pt", "cpu")
 
@@ -46,23 +95,16 @@ def check(source: SourceModel, folder: Path, max_length: int, texts: Sequence[st
         ids, mask = padded(batch, 0), padded([np.ones_like(row) for row in batch], 0)
         return baseline([PaddedRows(ids, mask, np.zeros_like(ids))], 0)
 
-    alone = _scores(onnx, rows, 1, "ONNX, alone")
-    batched = _scores(onnx, rows, BATCH, "ONNX, batched")
-    torchscript = _scores(stacked, rows, BATCH, "TorchScript, batched")
-    multi_label = source.model.config.problem_type == "multi_label_classification"
+    alone = run(onnx, expected.rows, 1, "ONNX, alone")
+    batched = run(onnx, expected.rows, BATCH, "ONNX, batched")
+    torchscript = run(stacked, expected.rows, BATCH, "TorchScript, batched")
     verdicts = [
-        compare("ONNX alone against PyTorch", reference, alone.logits, multi_label=multi_label),
-        compare("ONNX batched against PyTorch", reference, batched.logits, multi_label=multi_label),
-        compare("ONNX batched against alone", alone.logits, batched.logits, multi_label=multi_label),
-        compare("ONNX probabilities against PyTorch", expected, batched.probabilities, multi_label=False),
-        compare("TorchScript batched against PyTorch", reference, torchscript.logits, multi_label=multi_label),
+        *expected.compare("ONNX alone", "fp32", alone),
+        *expected.compare("ONNX batched", "fp32", batched),
+        compare("ONNX batched against alone", alone.logits, batched.logits, multi_label=expected.multi_label),
+        *expected.compare("TorchScript batched", "fp32", torchscript),
     ]
-    if failed := failures(verdicts):
-        worst = max(failed, key=lambda verdict: verdict.max_abs)
-        raise ExportError(
-            f"the parity gate failed, nothing is installed. {worst}. The worst text is number {worst.worst_text} "
-            f"({len(rows[worst.worst_text])} tokens): {texts[worst.worst_text][:80]!r}"
-        )
+    expected.require(verdicts)
     return verdicts
 
 
@@ -79,7 +121,7 @@ def _same_rows(source: SourceModel, folder: Path, max_length: int, texts: Sequen
     return [np.array(row.ids, dtype=np.int64) for row in rows]
 
 
-def _reference(source: SourceModel, row: Ids) -> Logits:
+def _logits(source: SourceModel, row: Ids) -> Logits:
     ids = torch.from_numpy(row)[None]
     with torch.inference_mode():
         logits: Logits = source.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].numpy()
@@ -96,9 +138,10 @@ def _probabilities(source: SourceModel, logits: Logits) -> Logits:
     return tensor.softmax(dim=-1).numpy()
 
 
-def _scores(run: Callable[[Sequence[Ids]], Scores], rows: Sequence[Ids], batch: int, what: str) -> Scores:
+def run(classify: Callable[[Sequence[Ids]], Scores], rows: Sequence[Ids], batch: int, what: str) -> Scores:
+    """All rows through a candidate, `batch` of them at a time."""
     starts = track(range(0, len(rows), batch), f"  {what}", transient=True)
-    parts = [run(rows[start : start + batch]) for start in starts]
+    parts = [classify(rows[start : start + batch]) for start in starts]
     return Scores(
         np.concatenate([part.logits for part in parts]), np.concatenate([part.probabilities for part in parts])
     )

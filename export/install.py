@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ensemble.artifacts import CURRENT, FOLDER, LINKS, MANIFEST, sha256_of
@@ -58,7 +58,7 @@ def _install(repository: Path, folder: Path) -> None:
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
     final = artifacts / f"{stamp}-{sha256_of(folder / MANIFEST)[:8]}"
     folder.rename(final)
     for place, name in LINKS.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packed graph as one ONNX file. Knows nothing of Triton; TensorRT and ONNX Runtime both take what it writes."""
+"""A classifier as one ONNX file. Knows nothing of Triton; TensorRT and ONNX Runtime both take what it writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import onnx
 import torch
+from torch import Tensor, nn
 from transformers import BertForSequenceClassification
 
 from ensemble.errors import ExportError
 from export.packed_bert import PackedBertClassifier
+from export.padded_bert import PaddedBertClassifier
 
 # 20 has Gelu as one operator: ONNX Runtime ran it 2.5 times faster than opset 18's five, on the whole graph.
 OPSET = 20
@@ -27,7 +29,6 @@ TYPES = {
     onnx.TensorProto.INT32: "TYPE_INT32",
     onnx.TensorProto.FLOAT: "TYPE_FP32",
 }
-INPUTS = ["input_ids", "row_lengths", "longest_row"]
 OUTPUTS = ["logits", "probabilities"]
 
 
@@ -38,42 +39,98 @@ class Interface(NamedTuple):
     outputs: dict[str, str]
 
 
-def write_onnx(model: BertForSequenceClassification, file: Path) -> Interface:
-    """Write the packed FP32 graph: inputs INPUTS (see export/packed_bert.py), outputs OUTPUTS, FP32 [rows, labels].
+class Graph(NamedTuple):
+    """What is written: a module, and its inputs as name -> (an example of any size, its dynamic dimensions)."""
+
+    module: nn.Module
+    inputs: dict[str, tuple[Tensor, dict[int, str]]]
+
+
+class ForTriton(nn.Module):
+    """The packed graph with one input more, which nothing reads.
+
+    Triton's TensorRT backend looks up every input of config.pbtxt in the engine, and length_carrier is one: the source
+    of longest_row (model_repository/classifier/config.pbtxt).
+    """
+
+    def __init__(self, packed: PackedBertClassifier) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(
+        self, input_ids: Tensor, row_lengths: Tensor, longest_row: Tensor, length_carrier: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See PackedBertClassifier.forward; length_carrier INT32 [any]."""
+        logits, probabilities = self.packed(input_ids, row_lengths, longest_row)
+        return logits, probabilities
+
+
+def packed_fp32(model: BertForSequenceClassification) -> Graph:
+    """The graph of the Python handler, for ONNX Runtime."""
+    return Graph(PackedBertClassifier(model), _packed_inputs())
+
+
+def packed_fp16(model: BertForSequenceClassification) -> Graph:
+    """The graph of the TensorRT engine."""
+    carrier = {"length_carrier": (torch.zeros(6, dtype=torch.int32), {0: "carrier"})}
+    return Graph(ForTriton(PackedBertClassifier(model, torch.float16)), _packed_inputs() | carrier)
+
+
+def padded_fp16(model: BertForSequenceClassification) -> Graph:
+    """The graph of the padded TensorRT engine, with the three inputs that a Hugging Face BERT has."""
+    ids = torch.tensor([[2, 3, 4, 0], [4, 5, 6, 7]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
+    return Graph(
+        PaddedBertClassifier(model, torch.float16),
+        {name: (example, {0: "rows", 1: "longest"}) for name, example in inputs.items()},
+    )
+
+
+# Of the FP16 graph, and so of the engine, by the name it has in model.json.
+FP16_GRAPHS = {"packed": packed_fp16, "padded": padded_fp16}
+
+
+def _packed_inputs() -> dict[str, tuple[Tensor, dict[int, str]]]:
+    return {
+        "input_ids": (torch.tensor([2, 3, 4, 5, 6, 7]), {0: "tokens"}),
+        "row_lengths": (torch.tensor([2, 4], dtype=torch.int32), {0: "rows"}),
+        "longest_row": (torch.zeros(4, dtype=torch.int32), {0: "longest"}),
+    }
+
+
+def write_onnx(graph: Graph, file: Path) -> Interface:
+    """Write a graph with outputs OUTPUTS, FP32 [rows, labels] each.
 
     Returns what the file says its inputs and outputs are. Raises ExportError if the model would not fit one file, or if
     the exporter did not write what was asked for.
     """
-    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in graph.module.parameters())
     if size >= LARGEST_BYTES:
         raise ExportError(
             f"the model has {size / 1e9:.1f} GB of weights, one ONNX file holds {LARGEST_BYTES / 1e9:.1f}: "
             "export a smaller model"
         )
-    packed = PackedBertClassifier(model).eval()
-    example = (
-        torch.tensor([2, 3, 4, 5, 6, 7]),
-        torch.tensor([2, 4], dtype=torch.int32),
-        torch.zeros(4, dtype=torch.int32),
-    )
+    dims = {name: torch.export.Dim(name) for _, dynamic in graph.inputs.values() for name in dynamic.values()}
     with _quiet():
         program = torch.onnx.export(
-            packed,
-            example,
+            graph.module.eval(),
+            tuple(example for example, _ in graph.inputs.values()),
             dynamo=True,
             opset_version=OPSET,
             external_data=False,
             verbose=False,
-            input_names=INPUTS,
+            input_names=list(graph.inputs),
             output_names=OUTPUTS,
-            dynamic_shapes=tuple({0: torch.export.Dim(name)} for name in ("tokens", "rows", "longest")),
+            dynamic_shapes=tuple(
+                {axis: dims[name] for axis, name in dynamic.items()} for _, dynamic in graph.inputs.values()
+            ),
         )
     assert program is not None  # with dynamo=True it never is
     program.save(str(file), external_data=False)
-    return _checked(file)
+    return _checked(file, graph)
 
 
-def _checked(file: Path) -> Interface:
+def _checked(file: Path, asked: Graph) -> Interface:
     """Hold what was written against what was asked for."""
     graph = onnx.load(str(file))
     onnx.checker.check_model(graph)
@@ -82,10 +139,13 @@ def _checked(file: Path) -> Interface:
         raise ExportError(
             f"{file.name} has opsets {opset}, not {OPSET} alone: use the torch and onnx of pyproject.toml"
         )
-    values = [*graph.graph.input, *graph.graph.output]
-    names = [value.name for value in values]
-    fixed = [value.name for value in values if not value.type.tensor_type.shape.dim[0].dim_param]
-    if names != INPUTS + OUTPUTS or fixed:
+    names = [value.name for value in [*graph.graph.input, *graph.graph.output]]
+    fixed = [
+        value.name
+        for value, (_, dynamic) in zip(graph.graph.input, asked.inputs.values(), strict=False)
+        if not all(value.type.tensor_type.shape.dim[axis].dim_param for axis in dynamic)
+    ]
+    if names != [*asked.inputs, *OUTPUTS] or fixed:
         raise ExportError(
             f"{file.name} has inputs and outputs {names}, those of a fixed size: {fixed}: use the torch and onnx of "
             "pyproject.toml"

@@ -8,6 +8,8 @@ differs. A batch comes as
     row_lengths  INT32 [B]   entries of each row
     longest_row  INT32 [S]   only its shape is read: at least the longest row
 
+row_lengths and longest_row are INT32 because that is what Triton can make (export/backend_inputs.py).
+
 Linear layers, LayerNorm and GELU run on [T, hidden]. Attention gathers the rows into [B, S], attends, and gathers back.
 The last layer's query, output projection and feed-forward network are computed for the [CLS] rows only, which is exact:
 the classifier reads nothing else.
@@ -15,15 +17,14 @@ the classifier reads nothing else.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification
+from transformers.models.bert.modeling_bert import BertLayer
 
-from export.bert_parts import AfterAttention, ClassifierHead, QueryKeyValue
+from export.bert_parts import AddAndNorm, AfterAttention, ClassifierHead, QueryKeyValue, attend
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ def layout_of(input_ids: Tensor, row_lengths: Tensor, longest_row: Tensor, pad_t
 class PackedLayer(nn.Module):
     """One encoder layer."""
 
-    def __init__(self, layer: nn.Module, heads: int, activation: str) -> None:
+    def __init__(self, layer: BertLayer, heads: int, activation: str, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads = heads
-        self.project = QueryKeyValue(layer.attention)  # type: ignore[arg-type]
-        self.after = AfterAttention(layer, activation)  # type: ignore[arg-type]
+        self.project = QueryKeyValue(layer.attention, dtype)
+        self.after = AfterAttention(layer, activation, dtype)
 
     def forward(self, states: Tensor, layout: Layout, cls_only: bool) -> Tensor:
         """States of all tokens [T, hidden] -> [T, hidden], or [B, hidden] of the [CLS] rows where only they matter."""
@@ -85,35 +86,34 @@ class PackedLayer(nn.Module):
             gathered = self.project.key_value(states).index_select(0, layout.rectangle)
             key, value = gathered.reshape(rows, -1, 2, self.heads, hidden // self.heads).unbind(dim=2)
             context = self.attend(query, key, value, layout.key_bias).reshape(rows, hidden)
-            return cast(Tensor, self.after(context, residual))
+            return self.after(context, residual)  # type: ignore[no-any-return]
         gathered = self.project(states).index_select(0, layout.rectangle)
         query, key, value = gathered.reshape(rows, -1, 3, self.heads, hidden // self.heads).unbind(dim=2)
         context = self.attend(query, key, value, layout.key_bias).reshape(-1, hidden)
-        return cast(Tensor, self.after(context.index_select(0, layout.cell), states))
+        return self.after(context.index_select(0, layout.cell), states)  # type: ignore[no-any-return]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor) -> Tensor:
         """query [B, Q, heads, d], key and value [B, S, heads, d] -> context [B, Q, heads, d]."""
-        scaled = query.transpose(1, 2) * (1.0 / math.sqrt(query.shape[-1]))
-        scores = scaled @ key.permute(0, 2, 3, 1) + key_bias
-        return (scores.softmax(dim=-1) @ value.transpose(1, 2)).transpose(1, 2)
+        return attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), key_bias).transpose(1, 2)
 
 
 class PackedBertClassifier(nn.Module):
     """A BertForSequenceClassification on packed rows. Every row is a single text: all its token types are 0."""
 
-    def __init__(self, model: BertForSequenceClassification) -> None:
+    def __init__(self, model: BertForSequenceClassification, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         config, embeddings = model.config, model.bert.embeddings
         assert config.pad_token_id is not None  # export/source.py refuses a model without
         self.pad_token_id = config.pad_token_id
-        self.words = embeddings.word_embeddings.weight
+        self.words = nn.Parameter(embeddings.word_embeddings.weight.to(dtype))
         # One table less to gather from: the token type is 0 everywhere.
         self.positions = nn.Parameter(
-            embeddings.position_embeddings.weight + embeddings.token_type_embeddings.weight[0]
+            (embeddings.position_embeddings.weight + embeddings.token_type_embeddings.weight[0]).to(dtype)
         )
-        self.norm = embeddings.LayerNorm
+        self.norm = AddAndNorm(embeddings.LayerNorm)
         self.layers = nn.ModuleList(
-            PackedLayer(layer, config.num_attention_heads, config.hidden_act) for layer in model.bert.encoder.layer
+            PackedLayer(layer, config.num_attention_heads, config.hidden_act, dtype)  # type: ignore[arg-type]
+            for layer in model.bert.encoder.layer
         )
         self.head = ClassifierHead(model)
 
@@ -121,7 +121,7 @@ class PackedBertClassifier(nn.Module):
         """Packed rows (see the module's docstring) -> logits FP32 [B, C], probabilities FP32 [B, C]."""
         layout = layout_of(input_ids, row_lengths, longest_row, self.pad_token_id)
         words = self.words.index_select(0, input_ids)
-        states = self.norm(words + self.positions.index_select(0, layout.position))
+        states = self.norm(words, self.positions.index_select(0, layout.position))
         for depth, layer in enumerate(self.layers, start=1):
             states = layer(states, layout, cls_only=depth == len(self.layers))
         logits, probabilities = self.head(states)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """BERT for sequence classification on padded rows, [B, S]: the usual layout. Knows nothing of TorchScript or Triton.
 
+It is the baseline's TorchScript in FP32, and in FP16 the graph of a padded TensorRT engine.
+
 Written so that torch.jit.script takes it. A trace of the Hugging Face model would carry the tracing machine's device
 in its graph and fail on another one; here every tensor that is made takes the device of the input.
 """
@@ -10,25 +12,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers import BertForSequenceClassification
+from transformers.models.bert.modeling_bert import BertLayer
 
-from export.bert_parts import AfterAttention, ClassifierHead, QueryKeyValue
+from export.bert_parts import AddAndNorm, AfterAttention, ClassifierHead, QueryKeyValue, attend
 
 
 class PaddedLayer(nn.Module):
     """One encoder layer."""
 
-    def __init__(self, layer: nn.Module, heads: int, activation: str) -> None:
+    __constants__ = ("fused",)  # TorchScript compiles only the branch that is taken
+
+    def __init__(self, layer: BertLayer, heads: int, activation: str, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads = heads
-        self.project = QueryKeyValue(layer.attention)  # type: ignore[arg-type]
-        self.after = AfterAttention(layer, activation)  # type: ignore[arg-type]
+        # torch's own kernel is faster; TensorRT gets attention in parts, with a softmax of a type of its own.
+        self.fused = dtype == torch.float32
+        self.project = QueryKeyValue(layer.attention, dtype)
+        self.after = AfterAttention(layer, activation, dtype)
 
     def forward(self, states: Tensor, is_key: Tensor) -> Tensor:
-        """states FP32 [B, S, hidden], is_key BOOL [B, 1, 1, S] -> FP32 [B, S, hidden]."""
+        """states [B, S, hidden], is_key BOOL [B, 1, 1, S] -> [B, S, hidden]."""
         rows, longest, hidden = states.shape
         split = self.project(states).reshape(rows, longest, 3, self.heads, hidden // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        context = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=is_key)
+        if self.fused:
+            context = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=is_key)
+        else:
+            # Finite, because a row without any key would make softmax divide 0 by 0 with -inf.
+            context = attend(query, key, value, torch.where(is_key, 0.0, -3.4e38))
         result: Tensor = self.after(context.transpose(1, 2).reshape(rows, longest, hidden), states)
         return result
 
@@ -36,22 +47,24 @@ class PaddedLayer(nn.Module):
 class PaddedBertClassifier(nn.Module):
     """A BertForSequenceClassification with its three usual inputs."""
 
-    def __init__(self, model: BertForSequenceClassification) -> None:
+    def __init__(self, model: BertForSequenceClassification, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         config, embeddings = model.config, model.bert.embeddings
-        self.words = embeddings.word_embeddings
-        self.positions = embeddings.position_embeddings
-        self.token_types = embeddings.token_type_embeddings
-        self.norm = embeddings.LayerNorm
+        self.words = nn.Parameter(embeddings.word_embeddings.weight.to(dtype))
+        self.positions = nn.Parameter(embeddings.position_embeddings.weight.to(dtype))
+        self.token_types = nn.Parameter(embeddings.token_type_embeddings.weight.to(dtype))
+        self.norm = AddAndNorm(embeddings.LayerNorm)
         self.layers = nn.ModuleList(
-            PaddedLayer(layer, config.num_attention_heads, config.hidden_act) for layer in model.bert.encoder.layer
+            PaddedLayer(layer, config.num_attention_heads, config.hidden_act, dtype)  # type: ignore[arg-type]
+            for layer in model.bert.encoder.layer
         )
         self.head = ClassifierHead(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
         """INT64 [B, S] each -> logits FP32 [B, C], probabilities FP32 [B, C]."""
-        position = torch.arange(input_ids.shape[1], device=input_ids.device)
-        states = self.norm(self.words(input_ids) + self.token_types(token_type_ids) + self.positions(position))
+        words = nn.functional.embedding(input_ids, self.words)
+        where = nn.functional.embedding(token_type_ids, self.token_types) + self.positions[: input_ids.shape[1]]
+        states = self.norm(words, where)
         is_key = attention_mask[:, None, None, :] != 0
         for layer in self.layers:
             states = layer(states, is_key)

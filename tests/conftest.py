@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from ensemble import Client
 from ensemble.samples import load_samples
@@ -41,6 +41,28 @@ def copy_of_repository(target: Path) -> Path:
             ],
         )
     )
+
+
+@pytest.fixture
+def skeleton(tmp_path: Path) -> Path:
+    """A model repository into which nothing was exported yet."""
+    return copy_of_repository(tmp_path / "model_repository")
+
+
+@pytest.fixture(scope="session")
+def small_model(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes Hugging Face folders of a two-layer BERT with seeded weights and the default model's tokenizer."""
+
+    def make(**config: object) -> Path:
+        folder = tmp_path_factory.mktemp("small") / "model"
+        torch.manual_seed(7)
+        fields = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        model = BertForSequenceClassification(BertConfig(**fields, initializer_range=0.3, **config))
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(default_model).save_pretrained(folder)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

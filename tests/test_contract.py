@@ -6,18 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, copy_of_repository
+from conftest import ROOT
 
 from ensemble.contract import Contract, read_config
 from ensemble.errors import ConfigError
 
 
-@pytest.fixture
-def skeleton(tmp_path: Path) -> Path:
-    return copy_of_repository(tmp_path / "model_repository")
-
-
-@pytest.mark.parametrize("config_name", [None, "cpu", "baseline"])
+@pytest.mark.parametrize("config_name", [None, "cpu", "padded", "baseline"])
 def test_the_committed_configs_agree(config_name: str | None) -> None:
     """For TensorRT, for the CPU and for the fallback: one batch limit, one type and shape on every edge."""
     contract = Contract.read(ROOT / "model_repository", config_name)
@@ -60,6 +55,13 @@ def test_the_cpu_config_has_the_tensors_of_the_tensorrt_config() -> None:
         ("tokenizer/config.pbtxt", "dims: [ 1 ] }", "dims: [ 1 ] reshape { shape: [ ] } }", "text has a reshape"),
         ("tokenizer/config.pbtxt", 'name: "tokenizer"', 'name: "tokeniser"', "name is 'tokeniser'"),
         ("tokenizer/config.pbtxt", 'string_value: "512"', 'string_value: "lots"', "max_sequence_length must be a whole"),
+        ("classifier/configs/cpu.pbtxt", 'key: "attention_budget" value { string_value: "0"',
+         'key: "attention_budget" value { string_value: "-1"', "classifier: parameter attention_budget must be a whole"),
+        ("classifier/configs/cpu.pbtxt", 'key: "attention_budget"', 'key: "attention"',
+         "classifier: parameter attention_budget must be a whole"),
+        ("classifier/configs/cpu.pbtxt", 'key: "attention_budget" value { string_value: "0"',
+         'key: "attention_budget" value { string_value: "1000000000000000000"', "attention_budget must be a whole number of"),
+        ("tokenizer/config.pbtxt", 'string_value: "512"', 'string_value: "5²"', "max_sequence_length must be a whole"),
         ("text_classifier/config.pbtxt", 'input_map { key: "input_ids"', 'input_map { key: "ids"',
          "classifier: input ids is mapped in text_classifier, but the model has none of that name"),
         ("text_classifier/config.pbtxt", 'label_filename: "labels.txt"', "", "no output has label_filename"),

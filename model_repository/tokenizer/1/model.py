@@ -8,7 +8,7 @@ import numpy as np
 from ensemble.artifacts import checked
 from ensemble.errors import InvalidRequest
 from ensemble.execution import CallCounter, Parameters, execute, output, tensor_of, version_folder
-from ensemble.packing import padded
+from ensemble.packing import length_carrier, padded
 from ensemble.tokenization import TextTokenizer, TokenizedText, decode
 
 
@@ -43,7 +43,7 @@ class TritonPythonModel:
             "input_ids": lambda: ids,
             "attention_mask": lambda: padded([[1] * len(row.ids) for row in rows], 0),
             "token_type_ids": lambda: np.zeros_like(ids),
-            "length_carrier": lambda: np.zeros((len(rows), -(-ids.shape[1] // len(rows))), dtype=np.int32),
+            "length_carrier": lambda: length_carrier(*ids.shape),
             "num_tokens": lambda: np.array([[row.num_tokens] for row in rows], dtype=np.int32),
             "truncated": lambda: np.array([[row.truncated] for row in rows], dtype=np.bool_),
         }
