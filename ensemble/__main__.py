@@ -10,7 +10,7 @@ from ensemble import classify, demo, serve
 from ensemble.errors import PipelineError
 
 COMMANDS = {
-    "serve": (serve, "run the embedded Triton server in the foreground"),
+    "serve": (serve, "run the Triton server in the foreground"),
     "classify": (classify, "classify texts on a running server"),
     "demo": (demo, "start a server, classify a few texts, stop it"),
 }

@@ -112,8 +112,11 @@ class Manifest:
 
 def sha256_of(file: Path) -> str:
     """The file's SHA-256 as hex digits."""
+    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def checked(link: Path) -> tuple[Path, Manifest]:

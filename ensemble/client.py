@@ -24,7 +24,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
@@ -100,7 +100,7 @@ class Client(BaseClient):
         self._closed = True
         self._rpc.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:

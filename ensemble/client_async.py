@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from tritonclient import grpc
 from tritonclient.grpc import aio
@@ -57,7 +57,7 @@ class AsyncClient(BaseClient):
         if self._rpc is not None:
             await self._rpc.close()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:

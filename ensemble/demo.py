@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ensemble.classify import table
 from ensemble.client import Client
-from ensemble.serve import open_server
+from ensemble.serve import add_classifier, open_server
 
 TEXTS = (
     "An absorbing film: I forgot the time, and I would watch it again tomorrow.",
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repository", type=Path, default=Path("model_repository"), help="what to serve (default: %(default)s)"
     )
+    add_classifier(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console  # here, so that the other commands do not wait for it
 
     console = Console()
-    server = open_server(args.repository, "classifier")
+    server, choice = open_server(args.repository, args.classifier)
+    console.print(choice.why, highlight=False, markup=False, soft_wrap=True)
     try:
         with console.status("starting the server"):
             server.start()

@@ -4,7 +4,7 @@
     PipelineError                  the root: catch this to catch all of them
     ├── ConfigError                a config.pbtxt, a label file or an installed file is wrong
     ├── ExportError                a model cannot be exported, or the result is not good enough to install
-    ├── ServerError                the embedded server did not start, or went away
+    ├── ServerError                no server can be started as asked, it did not start, or it went away
     ├── InvalidRequest             the caller's own fault: sending the same again gives the same answer
     └── RequestFailed              the request was sound and got no answer
         ├── Unavailable            nobody there, or the model is not loaded; it may be in a moment
@@ -31,7 +31,7 @@ class ExportError(PipelineError):
 
 
 class ServerError(PipelineError):
-    """The embedded server could not be started or ended by itself."""
+    """The server could not be started or ended by itself."""
 
 
 class InvalidRequest(PipelineError):

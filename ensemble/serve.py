@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the embedded Triton server in the foreground, until Ctrl-C or SIGTERM."""
+"""Run the Triton server in the foreground, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from ensemble.artifacts import verify
-from ensemble.contract import Contract
+from ensemble.artifacts import CURRENT, FOLDER, MANIFEST, Manifest
+from ensemble.choice import CLASSIFIERS, Choice, choose
 from ensemble.errors import ConfigError
+from ensemble.gpu import visible_gpus
+from ensemble.preflight import engine_problems, sound
+from ensemble.runtime import find_runtime
 from ensemble.server import Server, ServerOptions
-
-# What the ensemble's second step is -> the config files that say so (see model_repository/*/configs).
-CONFIG_NAMES = {"classifier": "cpu", "baseline": "baseline"}
 
 
 class Stop(BaseException):
@@ -28,16 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repository", type=Path, default=Path("model_repository"), help="what to serve (default: %(default)s)"
     )
-    parser.add_argument(
-        "--classifier",
-        choices=sorted(CONFIG_NAMES),
-        default="classifier",
-        help="classifier: the packed graph on ONNX Runtime; baseline: the stacked TorchScript handler, on the CPU or "
-        "on every GPU Triton sees (default: %(default)s)",
-    )
+    add_classifier(parser)
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     for protocol, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         parser.add_argument(f"--{protocol}-port", type=_port, default=port, help="default: %(default)s; 0: any")
+
+
+def add_classifier(parser: argparse.ArgumentParser) -> None:
+    """The argument of every command that starts a server."""
+    parser.add_argument(
+        "--classifier",
+        choices=CLASSIFIERS,
+        default="auto",
+        help="tensorrt: the engine, on the GPU; onnx: the packed graph on ONNX Runtime, on the CPU; baseline: the "
+        "stacked TorchScript handler, on every GPU Triton sees or else the CPU; auto: tensorrt with a GPU and an "
+        "engine, baseline with a GPU alone, onnx without (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     A start that fails, or a server that ends by itself, raises ServerError.
     """
-    server = open_server(
+    server, choice = open_server(
         args.repository,
         args.classifier,
         args.address,
@@ -54,12 +60,14 @@ def run(args: argparse.Namespace) -> int:
         args.metrics_port,
         log=_to_stderr,
     )
+    print(choice.why, flush=True)
     signals = _Signals(server)
     try:
         server.start()
         print(
-            f"ready: text_classifier ({args.classifier}) at grpc {server.url}, http {args.address}:{server.http_port}, "
-            f"metrics {args.address}:{server.metrics_port}/metrics; Ctrl-C stops it",
+            f"ready: text_classifier ({choice.classifier}) at grpc {server.url}, "
+            f"http {args.address}:{server.http_port}, metrics {args.address}:{server.metrics_port}/metrics; "
+            "Ctrl-C stops it",
             flush=True,
         )
         server.wait()
@@ -90,31 +98,40 @@ class _Signals:
 
 def open_server(
     repository: Path,
-    classifier: str,
+    asked: str,
     address: str = "127.0.0.1",
     http: int = 0,
     grpc: int = 0,
     metrics: int = 0,
     *,
     log: Callable[[str], None] = lambda line: None,
-) -> Server:
-    """A server, not yet started, once the repository is known to be sound. Raises ConfigError or ServerError."""
-    contract = Contract.read(repository, CONFIG_NAMES[classifier])
-    manifest = verify(repository, contract.models)
-    if manifest.max_length > contract.max_sequence_length:
-        raise ConfigError(
-            f"{repository}: exported for {manifest.max_length} tokens, max_sequence_length in tokenizer/config.pbtxt "
-            f"is {contract.max_sequence_length}: run make export again"
-        )
+) -> tuple[Server, Choice]:
+    """A server, not yet started, and what it will serve, once the repository is known to be sound.
+
+    asked: one of CLASSIFIERS. Raises ConfigError or ServerError.
+    """
+    runtime, gpus = find_runtime(), visible_gpus()
+    choice = choose(asked, gpus, _installed(repository), runtime)
+    contract, manifest = sound(repository, choice.config_name)
+    if choice.classifier == "tensorrt" and (
+        problems := engine_problems(repository, contract, manifest, runtime.tensorrt, gpus.devices)
+    ):
+        raise ConfigError("\n".join(problems))
     options = ServerOptions(
         repository,
-        CONFIG_NAMES[classifier],
+        choice.config_name,
         address=address,
         http_port=http,
         grpc_port=grpc,
         metrics_port=metrics,
     )
-    return Server(options, log=log)
+    return Server(options, runtime, log=log), choice
+
+
+def _installed(repository: Path) -> Manifest | None:
+    """The manifest of what was exported; None if nothing was, which sound() tells in full."""
+    folder = repository / FOLDER / CURRENT
+    return Manifest.read(folder) if (folder / MANIFEST).is_file() else None
 
 
 def _to_stderr(line: str) -> None:

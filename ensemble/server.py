@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton Inference Server without a container: the server inside the nvidia-pytriton wheel, as a child process.
+"""Triton Inference Server as a child process.
 
-Knows the server's command line and life cycle, nothing of requests. Only the wheel's binaries are used, none of its
-Python.
+Knows the server's command line and life cycle; nothing of where it comes from (runtime.py) or of requests.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.util
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -31,6 +27,7 @@ from pathlib import Path
 import tritonclient.grpc as triton
 
 from ensemble.errors import ServerError
+from ensemble.runtime import Runtime, find_runtime
 
 # A healthy server is ready after 2 to 4 s on two cores; loading a large model from a cold disk takes longer.
 START_SECONDS = 120.0
@@ -75,13 +72,20 @@ class ServerOptions:
 class Server:
     """One running server. Use it as a context manager, or call start() and stop()."""
 
-    def __init__(self, options: ServerOptions, *, log: Callable[[str], None] = lambda line: None) -> None:
-        """log: told what the server writes once it is ready, line by line, from a thread of its own.
+    def __init__(
+        self,
+        options: ServerOptions,
+        runtime: Runtime | None = None,
+        *,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """runtime: which server to start; by default what this machine has.
 
-        What it writes before is kept for the message of a start that fails. On a machine without a GPU most of it is
-        about the GPU.
+        log: told what the server writes once it is ready, line by line, from a thread of its own. What it writes before
+        is kept for the message of a start that fails. On a machine without a GPU most of it is about the GPU.
         """
         self.options = options
+        self._runtime = runtime
         self.http_port, self.grpc_port, self.metrics_port = _free_ports(options)
         self.url = f"{options.address}:{self.grpc_port}"
         self._log = log
@@ -109,12 +113,13 @@ class Server:
         """Start the server and wait until every model answers. Raises ServerError with the server's own reason."""
         try:
             self._folder = _working_folder(self.options.repository)
+            runtime = (self._runtime or find_runtime()).laid_out(self._folder)
             self._process = subprocess.Popen(
-                self._command(_runtime(self._folder)),
+                self._command(runtime, self._folder / REPOSITORY),
                 # Elsewhere than the project: the stub puts this folder first on sys.path, and a package that is not
                 # installed would still be found.
                 cwd=self._folder,
-                env={**_environment(), "TMPDIR": str(self._folder)},
+                env={**runtime.environment, "TMPDIR": str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -172,12 +177,12 @@ class Server:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _command(self, runtime: Path) -> list[str]:
+    def _command(self, runtime: Runtime, repository: Path) -> list[str]:
         options = self.options
         return [
-            str(runtime / "tritonserver"),
-            f"--model-repository={runtime / REPOSITORY}",
-            f"--backend-directory={runtime / 'backends'}",
+            str(runtime.executable),
+            f"--model-repository={repository}",
+            f"--backend-directory={runtime.backends}",
             *([f"--model-config-name={options.config_name}"] if options.config_name else []),
             "--model-control-mode=explicit",
             *(f"--load-model={model}" for model in options.models),
@@ -277,33 +282,3 @@ def _free_ports(options: ServerOptions) -> tuple[int, int, int]:
                 ) from None
             ports.append(probe.getsockname()[1])
     return ports[0], ports[1], ports[2]
-
-
-def _runtime(folder: Path) -> Path:
-    """The server and its Python backend, laid out as the server wants them, and executable."""
-    spec = importlib.util.find_spec("pytriton")
-    if spec is None or spec.origin is None:
-        raise ServerError("the embedded server is not installed: pip install '.[server]', or use Triton's container")
-    wheel = Path(spec.origin).parent / "tritonserver"
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = wheel / "python_backend_stubs" / python / "triton_python_backend_stub"
-    if not stub.is_file():
-        raise ServerError(f"nvidia-pytriton has no Python backend for Python {python}: use Python 3.11")
-    backend = folder / "backends" / "python"
-    shutil.copytree(wheel / "backends" / "python", backend)
-    for source, target in ((stub, backend / stub.name), (wheel / "bin" / "tritonserver", folder / "tritonserver")):
-        shutil.copyfile(source, target)
-        target.chmod(0o755)
-    return folder
-
-
-def _environment() -> dict[str, str]:
-    """The environment in which the server finds the wheel's libraries, and its stubs this interpreter."""
-    spec = importlib.util.find_spec("pytriton")
-    assert spec is not None  # _runtime() has seen to that
-    libraries = [Path(str(spec.origin)).parent.parent / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR")]
-    return {
-        **os.environ,
-        "LD_LIBRARY_PATH": os.pathsep.join([*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":"),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }

@@ -13,13 +13,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc
+from fake_engine import A100, H200, install_engine
 from triton_requests import texts_input
 
-from ensemble import Client
+from ensemble import Client, runtime
+from ensemble import serve as serve_command
+from ensemble.__main__ import main
+from ensemble.choice import Choice
+from ensemble.errors import ServerError
+from ensemble.gpu import Gpus
 from ensemble.server import Server, ServerOptions
 
 Serve = Callable[..., subprocess.Popen]
@@ -37,7 +44,8 @@ def serve(repository: Path, tmp_path: Path) -> Iterator[Serve]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
+            # Without a GPU, wherever this runs: what auto makes of one is tests/test_choice.py's.
+            env={**os.environ, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
         )
         started.append(process)
         return process
@@ -50,9 +58,17 @@ def serve(repository: Path, tmp_path: Path) -> Iterator[Serve]:
 
 
 def ready_line(process: subprocess.Popen) -> str:
-    """The line on stdout that says where it listens."""
+    """The line on stdout that says where it listens, behind the one that says what is served."""
+    choice_line(process)
     line = process.stdout.readline()
     assert line.startswith("ready: "), process.stderr.read()
+    return line
+
+
+def choice_line(process: subprocess.Popen) -> str:
+    """The first line on stdout: what is served, and why."""
+    line = process.stdout.readline()
+    assert re.match(r"onnx: |baseline: ", line), process.stderr.read()
     return line
 
 
@@ -79,20 +95,25 @@ def all_end(pids: set[int]) -> bool:
     return False
 
 
-def server_regions() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("text_classifier_*")}
+def region_prefix(processes: set[int]) -> str:
+    """How the regions of this server in /dev/shm are named; other servers on this machine come and go."""
+    commands = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes)
+    return re.search(r"shm-region-prefix-name=(\w+)", commands)[1]
+
+
+def regions(prefix: str) -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob(f"{prefix}*")}
 
 
 @pytest.mark.parametrize(
     ("number", "classifier"),
-    [(signal.SIGINT, "classifier"), (signal.SIGTERM, "baseline"), (signal.SIGHUP, "classifier")],
+    [(signal.SIGINT, "onnx"), (signal.SIGTERM, "baseline"), (signal.SIGHUP, "onnx")],
     ids=["Ctrl-C", "SIGTERM", "a closed terminal"],
 )
 def test_a_signal_ends_it_and_leaves_nothing(
     serve: Serve, tmp_path: Path, number: signal.Signals, classifier: str
 ) -> None:
     """Exit code 0, no process, nothing in /dev/shm or the temporary folder, the port free."""
-    before = server_regions()
     process = serve("--classifier", classifier)
     line = ready_line(process)
     assert f"text_classifier ({classifier}) at grpc 127.0.0.1:" in line and "metrics 127.0.0.1:" in line
@@ -100,25 +121,117 @@ def test_a_signal_ends_it_and_leaves_nothing(
     with Client(url) as client:
         assert client.classify("good")[0].label == "positive"
     processes = descendants(process.pid)
-    assert len(processes) == 3 and len(server_regions() - before) > 0  # the server and the stubs of two Python models
+    prefix = region_prefix(processes)
+    assert len(processes) == 3 and regions(prefix)  # the server and the stubs of two Python models
 
     process.send_signal(number)
 
     assert process.wait(timeout=40) == 0
     assert all_end(processes)
-    assert server_regions() == before
+    assert not regions(prefix)
     assert list(tmp_path.iterdir()) == []
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", int(url.split(":")[1])))
 
 
+# Why there is no GPU: the variable hides it, or there is no driver to ask.
+NO_GPU = r"CUDA_VISIBLE_DEVICES is '', which names none|NVIDIA's driver.*"
+
+
+@pytest.mark.parametrize(
+    ("asked", "line", "served"),
+    [
+        ([], rf"onnx: ONNX Runtime on the CPU, because no GPU can be used here \(({NO_GPU})\)\n", "onnx"),
+        (["--classifier", "onnx"], r"onnx: ONNX Runtime on the CPU, as asked\n", "onnx"),
+        (["--classifier", "baseline"], rf"baseline: TorchScript on the CPU \(({NO_GPU})\), as asked\n", "baseline"),
+    ],
+)
+def test_it_says_what_it_serves_and_why(serve: Serve, asked: list[str], line: str, served: str) -> None:
+    """One line, before the server is even started."""
+    process = serve(*asked)
+
+    assert re.fullmatch(line, choice_line(process))
+    assert process.stdout.readline().startswith(f"ready: text_classifier ({served}) at grpc ")
+
+
+def test_tensorrt_without_a_gpu_is_refused(serve: Serve) -> None:
+    """One line that names what runs here; exit code 1, and no server was started."""
+    process = serve("--classifier", "tensorrt")
+    output, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, output) == (1, "")
+    assert re.fullmatch(
+        rf"error: tensorrt needs a GPU, and none can be used here \(({NO_GPU})\): make serve CLASSIFIER=onnx\n", errors
+    )
+
+
+def test_an_engine_for_another_machine_is_refused_before_a_server_starts(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """auto does not fall back: a line for each problem, exit code 1."""
+    install_engine(damaged)
+    installed_server(damaged.parent / "opt", monkeypatch, tensorrt="11.0.0")
+    monkeypatch.setattr(serve_command, "visible_gpus", lambda: Gpus((H200,)))
+
+    code = main(["serve", "--repository", str(damaged)])
+
+    output = capsys.readouterr()
+    assert (code, output.out) == (1, "")
+    assert output.err == (
+        "error: model.plan was built with TensorRT 10.5.0, the server has 11.0.0: run make export TARGET=tensorrt "
+        "again, with the server's TensorRT\n"
+        "model.plan is for compute capability 8.0 (NVIDIA A100-SXM4-80GB), this GPU is 9.0 (NVIDIA H200): run make "
+        "export TARGET=tensorrt again on this machine\n"
+    )
+
+
+def test_an_engine_that_the_embedded_server_cannot_load_is_refused(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """auto does not fall back here either; exit code 1."""
+    install_engine(damaged)
+    monkeypatch.setattr(runtime, "INSTALLED", damaged / "nothing")
+    monkeypatch.setattr(serve_command, "visible_gpus", lambda: Gpus((A100,)))
+
+    code = main(["serve", "--repository", str(damaged)])
+
+    output = capsys.readouterr()
+    assert (code, output.out) == (1, "")
+    assert output.err == (
+        "error: the engine cannot be served, the embedded server has no TensorRT backend: make serve RUNTIME=docker, "
+        "or ask for CLASSIFIER=baseline or CLASSIFIER=onnx\n"
+    )
+
+
+def test_a_sound_engine_is_handed_to_the_tensorrt_backend(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real server reads config.pbtxt and looks for that backend, which is an empty folder here."""
+    install_engine(damaged)
+    installed_server(damaged.parent / "opt", monkeypatch, tensorrt="10.5.0")
+    monkeypatch.setattr(serve_command, "visible_gpus", lambda: Gpus((A100,)))
+
+    server, choice = serve_command.open_server(damaged, "auto")
+    with pytest.raises(ServerError, match="the server did not start: .*(tensorrt|GPU)"):
+        server.start()
+
+    assert choice == Choice("tensorrt", None, "tensorrt: the packed engine on NVIDIA A100-SXM4-80GB")
+
+
+def installed_server(opt: Path, monkeypatch: pytest.MonkeyPatch, *, tensorrt: str) -> None:
+    """The wheel's server as an installed one, with a TensorRT backend that is an empty folder."""
+    monkeypatch.setattr(runtime, "INSTALLED", opt)
+    wheel = runtime.find_runtime().laid_out(opt)
+    (wheel.backends / "tensorrt").mkdir()
+    monkeypatch.setattr(serve_command, "find_runtime", lambda: replace(wheel, tensorrt=tensorrt, why_unknown=""))
+
+
 def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
     """Whoever presses Ctrl-C twice does not wait: exit code 1, and still nothing is left."""
-    before = server_regions()
     process = serve()
     ready_line(process)
     processes = descendants(process.pid)
+    prefix = region_prefix(processes)
+    assert regions(prefix)
 
     process.send_signal(signal.SIGINT)
     while "a second signal ends at once" not in process.stderr.readline():
@@ -128,7 +241,7 @@ def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
     assert process.wait(timeout=40) == 1
     assert "Traceback" not in process.stderr.read()
     assert all_end(processes)
-    assert server_regions() == before
+    assert not regions(prefix)
 
 
 def test_an_occupied_port_is_named(serve: Serve) -> None:
