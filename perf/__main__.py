@@ -8,9 +8,15 @@ import sys
 from pathlib import Path
 
 from ensemble.errors import PipelineError
-from perf import cost_model, long_tail, served_ratio
+from perf import cost_model, gpu_check, long_tail, roofline, served_ratio
 
-COMMANDS = {"long-tail": long_tail, "served-ratio": served_ratio, "cost-model": cost_model}
+COMMANDS = {
+    "long-tail": long_tail,
+    "served-ratio": served_ratio,
+    "cost-model": cost_model,
+    "roofline": roofline,
+    "gpu-check": gpu_check,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ensemble.onnx_classifier import OnnxClassifier
 from ensemble.packing import Ids
 from ensemble.passes import CostModel
 from ensemble.tokenization import TextTokenizer
+from perf.roofline_model import BertShape
 
 
 def cost_model(repository: Path) -> CostModel:
@@ -33,3 +35,21 @@ def rows_of(repository: Path, texts: Sequence[str]) -> list[Ids]:
     file, _ = checked(repository / "tokenizer/1/tokenizer.json")
     tokenizer = TextTokenizer(file)
     return [np.array(row.ids, dtype=np.int64) for row in tokenizer(texts)]
+
+
+def shape(repository: Path) -> BertShape:
+    """The shape of the installed model, from its TorchScript; but for its heads, which no FLOP depends on."""
+    import torch  # here, because it takes seconds and most measurements do without
+
+    file, _ = checked(repository / "baseline/1/model.pt")
+    weights = torch.jit.load(str(file), map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
+    layers = {name.split(".")[1] for name in weights if re.match(r"layers\.\d+\.", name)}
+    hidden = next(weight.shape[1] for name, weight in weights.items() if name.startswith("words"))
+    products = sum(
+        weight.numel() for name, weight in weights.items() if name.startswith("layers.") and weight.ndim == 2
+    )
+    return BertShape(
+        layers=len(layers),
+        hidden=hidden,
+        intermediate=(products // len(layers) - 4 * hidden**2) // (2 * hidden),
+    )

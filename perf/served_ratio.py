@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure and print."""
     classify = classifier(args.repository)
     table = Table("texts", "in-process/s", "served/s", "served over in-process, median (all rounds)")
-    server = open_server(args.repository, "classifier")
+    server, _ = open_server(args.repository, "onnx")
     try:
         server.start()
         for name, samples in (("short", short_samples()), ("mixed", load_samples())):
