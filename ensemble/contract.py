@@ -170,8 +170,8 @@ def _problems_of_one(repository: Path, name: str, config: Any) -> Iterator[str]:
         yield f"{name}: instance_group names gpus, which other machines may not have: leave gpus out"
     if name == "classifier" and not 0 <= _whole_number(config, "attention_budget") < 10**18:
         yield (
-            "classifier: parameter attention_budget must be a whole number of at most 18 digits, what rows x longest^2 of "
-            'a batch may come to: set it ("4194304" is 16 rows of 512 tokens, "0" is no bound)'
+            "classifier: parameter attention_budget must be a whole number of at most 18 digits, what rows x longest^2 "
+            'of a batch may come to: set it ("4194304" is 16 rows of 512 tokens, "0" is no bound)'
         )
     if config.platform == "ensemble" and not any(output.label_filename for output in config.output):
         yield f'{name}: no output has label_filename, so clients get no labels: add label_filename: "labels.txt"'

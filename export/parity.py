@@ -29,9 +29,9 @@ class Tolerance:
 TOLERANCE = {
     # FP32 kernels sum in different orders: 1e-6 is usual for a BERT, a wrong mask or a lost token type costs 1e-2.
     "fp32": Tolerance(1e-4, 1.0),
-    # FP16 rounds to 5e-4 of a value, at every operator: 3e-3 at most for 6 layers, 6e-3 for BERT-base's 12.
-    # What overflows gives NaN.
-    "fp16": Tolerance(2e-2, 0.995),
+    # FP16 rounds to 5e-4 of a value, at every operator: of 300 texts 3e-3 at most for 6 layers,
+    # 1e-2 for BERT-base's 12, and a large BERT has 24. What overflows gives NaN.
+    "fp16": Tolerance(3e-2, 0.995),
 }
 # A reference decision by less than this is none: both answers are right.
 TIE = 1e-4

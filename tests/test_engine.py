@@ -184,7 +184,7 @@ def test_a_model_of_base_size_passes_the_gate_and_compiles(default_model: Path, 
     code = main(["compile-check", "--repository", str(repository), "--json", str(tmp_path / "compiled.json")])
 
     fp16 = [verdict for verdict in manifest.parity if verdict["precision"] == "fp16"]
-    assert len(fp16) == 5 and all(verdict["passed"] and verdict["max_abs"] < 2e-2 for verdict in fp16)
+    assert len(fp16) == 5 and all(verdict["passed"] and verdict["max_abs"] < 3e-2 for verdict in fp16)
     assert max(verdict["max_abs"] for verdict in fp16) > 1e-5  # it is FP16
     assert code == 0
     assert json.loads((tmp_path / "compiled.json").read_text())["bytes"] > 215e6

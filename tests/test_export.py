@@ -207,7 +207,7 @@ def test_the_manifest_says_where_the_files_come_from(repository: Path) -> None:
     assert (manifest.max_length, manifest.labels) == (512, ["negative", "positive"])
     assert {verdict["comparison"].split()[0] for verdict in manifest.parity} == {"ONNX", "TorchScript", "FP16"}
     for verdict in manifest.parity:
-        assert verdict["tolerance"]["logits"] == {"fp32": 1e-4, "fp16": 2e-2}[verdict["precision"]]
+        assert verdict["tolerance"]["logits"] == {"fp32": 1e-4, "fp16": 3e-2}[verdict["precision"]]
         assert verdict["max_abs"] <= verdict["tolerance"]["logits"]
 
 
@@ -237,7 +237,7 @@ def corrupt_one_weight(file: Path) -> None:
     onnx.save(graph, str(file))
 
 
-@pytest.mark.parametrize(("file", "tolerance"), [("model.onnx", "1e-04"), (FP16_ONNX, "2e-02")])
+@pytest.mark.parametrize(("file", "tolerance"), [("model.onnx", "1e-04"), (FP16_ONNX, "3e-02")])
 def test_a_failed_gate_installs_nothing_and_names_the_worst_text(
     small_model,
     skeleton: Path,
