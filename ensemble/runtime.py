@@ -91,7 +91,7 @@ def _embedded() -> Runtime:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = wheel / "python_backend_stubs" / python / STUB
     if not stub.is_file():
-        raise ServerError(f"nvidia-pytriton has no Python backend for Python {python}: use Python 3.11")
+        raise ServerError(f"nvidia-pytriton has no Python backend for Python {python}: use Python 3.10 to 3.12")
     environment = _environment()
     libraries = [wheel.parents[1] / "nvidia_pytriton.libs", sysconfig.get_config_var("LIBDIR")]
     environment |= {

@@ -62,18 +62,12 @@ class Built:
 
 def load(name: str) -> ModuleType:
     """The module `tensorrt` or `tensorrt_rtx`. Raises ExportError saying where to get it."""
-    # tensorrt_bindings alone, beside the libraries of NVIDIA's image, is TensorRT too: the `tensorrt` package adds only
-    # a second copy of the libraries.
-    names = [name, "tensorrt_bindings"] if name == "tensorrt" else [name]
-    for candidate in names:
-        try:
-            return importlib.import_module(candidate)
-        except ModuleNotFoundError as error:
-            if error.name != candidate:
-                raise ExportError(f"{candidate} cannot be loaded ({error}): {INSTALL[name]}") from error
-        except ImportError as error:
-            raise ExportError(f"{candidate} cannot be loaded ({error}): {INSTALL[name]}") from error
-    raise ExportError(f"{name} is not installed: {INSTALL[name]}")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        what = "is not installed" if missing else f"cannot be loaded ({error})"
+        raise ExportError(f"{name} {what}: {INSTALL[name]}") from error
 
 
 def build(

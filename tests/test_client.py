@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import grpc
 import numpy as np
@@ -582,11 +583,11 @@ class TestLifeCycle:
         async def first():
             await client.classify("a")
 
-        with asyncio.Runner() as one, asyncio.Runner() as two:
-            one.run(first())
+        with closing(asyncio.new_event_loop()) as one, closing(asyncio.new_event_loop()) as two:
+            one.run_until_complete(first())
             with pytest.raises(InvalidRequest, match="another event loop"):
-                two.run(first())
-            one.run(client.close())
+                two.run_until_complete(first())
+            one.run_until_complete(client.close())
 
     def test_threads_share_a_client(self, triton, monkeypatch):
         """Eight threads with one client each get the answers to their own texts, in_flight holding for all together."""
@@ -668,6 +669,8 @@ ensemble.Client().close()
 @pytest.mark.parametrize("script", [QUIET, BLOCKED], ids=["unclosed-and-failed-clients", "import-without-the-rest"])
 def test_script_says_nothing(script):
     """Clients that fail or are never closed leave no noise; the package needs none of the server's libraries."""
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60)
+    protobuf_on_3_12 = "ignore:Type google._upb._message:DeprecationWarning"
+    command = [sys.executable, "-X", "dev", "-W", protobuf_on_3_12, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
