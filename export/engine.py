@@ -60,7 +60,13 @@ def build(
 
 
 def check(
-    target: Target, plan: Path, profile: Profile, config: Any, pad_token_id: int, expected: gate.Reference
+    target: Target,
+    plan: Path,
+    profile: Profile,
+    config: Any,
+    pad_token_id: int,
+    expected: gate.Reference,
+    built_from: gate_fp16.Checked,
 ) -> list[Parity]:
     """The verdicts on the engine as it lies in the file. Raises ExportError if one did not pass.
 
@@ -69,4 +75,4 @@ def check(
     engine = TensorRtEngine.open(target.trt, plan)
     if engine.profile() != dict(profile):
         raise ExportError(f"the engine has the profile {engine.profile()}, not {dict(profile)}: report this")
-    return gate_fp16.check("TensorRT", engine, config, pad_token_id, expected)
+    return gate_fp16.check("TensorRT", engine, config, pad_token_id, expected, built_from=built_from).verdicts

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import onnx
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from rich.progress import Progress, TaskID
 
 from ensemble.errors import ExportError
@@ -72,7 +74,7 @@ def load(name: str) -> ModuleType:
 
 def build(
     trt: ModuleType,
-    onnx: Path,
+    file: Path,
     shapes: profile.Profile,
     settings: Settings,
     *,
@@ -86,12 +88,11 @@ def build(
     TensorRT said last when it built nothing.
     """
     profile.check(shapes)
-    if not onnx.is_file():
-        raise ExportError(f"{onnx} is missing: run make export")
+    _require_files(file)
     started = time.monotonic()
     log = _log(trt)
     builder = _builder(trt, log)
-    network = _parsed(trt, builder, log, onnx)
+    network = _parsed(trt, builder, log, file)
     config = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace)
     _add_profile(builder, network, config, shapes, log)
@@ -102,7 +103,7 @@ def build(
         config.progress_monitor = _monitor(trt, bars)
         plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise ExportError(f"TensorRT built no engine of {onnx.name}: {log.last}: see its warnings above")
+        raise ExportError(f"TensorRT built no engine of {file.name}: {log.last}: see its warnings above")
     if cache is not None and settings.timing_cache is not None:
         settings.timing_cache.write_bytes(bytes(cache.serialize()))
     for warning in log.warnings:
@@ -110,20 +111,31 @@ def build(
     return Built(bytes(plan), time.monotonic() - started, network.num_layers, log.warnings)
 
 
-def _parsed(trt: ModuleType, builder: Any, log: Any, onnx: Path) -> Any:
+def _require_files(file: Path) -> None:
+    """Raise ExportError naming the graph or side file of weights that is missing; TensorRT names neither."""
+    if not file.is_file():
+        raise ExportError(f"{file} is missing: run make export")
+    for weight in onnx.load(str(file), load_external_data=False).graph.initializer:
+        if uses_external_data(weight):
+            side = file.parent / ExternalDataInfo(weight).location
+            if not side.is_file():
+                raise ExportError(f"{side}, which has weights of {file.name}, is missing: run make export")
+
+
+def _parsed(trt: ModuleType, builder: Any, log: Any, file: Path) -> Any:
     """The network of the file, strongly typed."""
     typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(typed)
     parser = trt.OnnxParser(network, log)
     # By its path: weights kept beside the file are found from there.
-    if not parser.parse_from_file(str(onnx)):
+    if not parser.parse_from_file(str(file)):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
         lines = "".join(f"\n  node {error.node_name()!r} ({error.node_operator()}): {error.desc()}" for error in errors)
-        raise ExportError(f"TensorRT cannot take {onnx.name}: {lines or log.last}\nexport the model again: make export")
+        raise ExportError(f"TensorRT cannot take {file.name}: {lines or log.last}\nexport the model again: make export")
     # Triton's backend looks for the values of such an input in the request, where no batch input is.
     if shapes := [value.name for value in _inputs(network) if value.is_shape_tensor]:
         raise ExportError(
-            f"{onnx.name} computes shapes from the values of {shapes}, which Triton cannot feed: report this"
+            f"{file.name} computes shapes from the values of {shapes}, which Triton cannot feed: report this"
         )
     return network
 

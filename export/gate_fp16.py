@@ -7,6 +7,7 @@ Knows nothing of what runs a graph: on a CPU that is ONNX Runtime (export/fp16_o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,28 @@ Tensors = dict[str, npt.NDArray[Any]]
 Run = Callable[[Mapping[str, npt.NDArray[Any]]], Scores]
 
 
-def check(what: str, graph: Run, config: Any, pad_token_id: int, expected: gate.Reference) -> list[Parity]:
-    """The verdicts, all passed. Raises ExportError naming the worst text otherwise.
+@dataclass(frozen=True)
+class Checked:
+    """A graph that passed: its scores of each text alone, and the verdicts."""
 
-    graph:  engine inputs by name (export/backend_inputs.py) -> scores of all rows
-    config: the classifier's, as parsed; it says how requests become inputs
+    scores: Scores
+    verdicts: list[Parity]
+
+
+def check(
+    what: str,
+    graph: Run,
+    config: Any,
+    pad_token_id: int,
+    expected: gate.Reference,
+    *,
+    built_from: Checked | None = None,
+) -> Checked:
+    """Run all texts. Raises ExportError naming the worst text if a verdict did not pass.
+
+    graph:      engine inputs by name (export/backend_inputs.py) -> scores of all rows
+    config:     the classifier's, as parsed; it says how requests become inputs
+    built_from: what the same texts gave on the graph that this engine was built from
     """
     ragged = any(tensor.allow_ragged_batch for tensor in config.input)
 
@@ -49,8 +67,18 @@ def check(what: str, graph: Run, config: Any, pad_token_id: int, expected: gate.
             precision="fp16",
         ),
     ]
+    if built_from is not None:
+        verdicts.append(
+            compare(
+                f"{what} against the graph it was built from",
+                built_from.scores.logits,
+                alone.logits,
+                multi_label=expected.multi_label,
+                precision="fp16",
+            )
+        )
     expected.require(verdicts)
-    return verdicts
+    return Checked(alone, verdicts)
 
 
 def request(rows: Sequence[Ids], pad_token_id: int) -> Tensors:

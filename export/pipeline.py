@@ -79,14 +79,16 @@ def export(
         expected = gate.reference(model, folder, length, texts)
         verdicts = gate.check_fp32(expected, folder)
         classifier = served.models["classifier"]
-        verdicts += gate_fp16.check("FP16", fp16_on_cpu(folder / FP16_ONNX), classifier, config.pad_token_id, expected)
+        pad = config.pad_token_id
+        fp16 = gate_fp16.check("FP16", fp16_on_cpu(folder / FP16_ONNX), classifier, pad, expected)
+        verdicts += fp16.verdicts
         built = None
         if gpu_target is not None:
             report(f"building {PLAN} with TensorRT {gpu_target.trt.__version__} for {gpu_target.gpu.name}")
             profile = profile_of(classifier, length, [len(row) for row in expected.rows])
             settings = engine_settings or Settings()
             built = engine.build(gpu_target, folder / FP16_ONNX, profile, settings, report)
-            verdicts += engine.check(gpu_target, folder / PLAN, profile, classifier, config.pad_token_id, expected)
+            verdicts += engine.check(gpu_target, folder / PLAN, profile, classifier, pad, expected, fp16)
         for verdict in verdicts:
             report(f"  {verdict}")
         manifest = Manifest(

@@ -233,6 +233,20 @@ def test_a_profile_the_graph_does_not_allow_is_refused(tmp_path: Path) -> None:
         compiled(graph, {"x": Range((1,), (8,), (64,))}, tmp_path)
 
 
+def test_weights_that_lay_beside_the_graph_and_are_gone_are_told(tmp_path: Path) -> None:
+    """A graph with its weights in a side file compiles where that lies beside it, and names it where it does not."""
+    weights = {"w": np.ones((4, 4), dtype=np.float16)}
+    graph = small_graph(helper.make_node("MatMul", ["x", "w"], ["y"]), weights=weights)
+    onnx.save(graph, str(tmp_path / "graph.onnx"), save_as_external_data=True, location="side.bin", size_threshold=0)
+    shapes = {"x": Range((1, 4), (8, 4), (64, 4))}
+    assert compiled(tmp_path / "graph.onnx", shapes, tmp_path).plan
+
+    (tmp_path / "side.bin").unlink()
+
+    with pytest.raises(ExportError, match=r"/side\.bin, which has weights of graph\.onnx, is missing: run make export"):
+        compiled(tmp_path / "graph.onnx", shapes, tmp_path)
+
+
 def test_an_engine_that_is_not_built_says_why(tmp_path: Path) -> None:
     """What parses and still cannot be built, here a reshape no input fits, ends with TensorRT's last words."""
     shape = {"shape": np.array([3, 5], dtype=np.int64)}
@@ -300,6 +314,7 @@ def test_target_tensorrt_builds_checks_and_installs_an_engine(
     assert [verdict["comparison"] for verdict in manifest.parity if "TensorRT" in verdict["comparison"]] == [
         "TensorRT alone against PyTorch", "TensorRT alone: probabilities", "TensorRT batched against PyTorch",
         "TensorRT batched: probabilities", "TensorRT batched against alone",
+        "TensorRT against the graph it was built from",
     ]  # fmt: skip
     assert "  TensorRT: Unused Input: length_carrier" in said
     plan = skeleton / "classifier/1" / PLAN
@@ -339,7 +354,7 @@ def test_an_engine_that_is_not_built_or_not_as_asked_is_told(
     engine_from_onnx.build(fake_tensorrt, graph, profile_of(PACKED, 16, [8]), Settings())
 
     with pytest.raises(ExportError, match="the engine has the profile .*, not .*: report this"):
-        engine.check(engine.find_target(), graph, profile, PACKED, 0, None)  # type: ignore[arg-type]
+        engine.check(engine.find_target(), graph, profile, PACKED, 0, None, None)  # type: ignore[arg-type]
     monkeypatch.setattr(gpu_machine, "fail", "could not find any implementation for node {ForeignNode}")
     with pytest.raises(ExportError, match=r"built no engine of model\.fp16\.onnx: could not find any implementation"):
         engine_from_onnx.build(fake_tensorrt, graph, profile, Settings())
