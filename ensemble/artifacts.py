@@ -61,6 +61,17 @@ class Engine:
     onnx_sha256: str
     profile: dict[str, dict[str, list[int]]]
 
+    @classmethod
+    def of(cls, profile: dict[str, dict[str, list[int]]], **texts: str) -> Engine:
+        """From JSON. Raises AttributeError, TypeError or ValueError for what is not of these types."""
+        shapes = {
+            str(name): {bound: [int(size) for size in ranges[bound]] for bound in ("min", "opt", "max")}
+            for name, ranges in profile.items()
+        }
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise TypeError(f"engine: {texts} are not all texts")
+        return cls(profile=shapes, **texts)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -102,11 +113,11 @@ class Manifest:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             if values.get("engine") is not None:
-                values["engine"] = Engine(**values["engine"])
+                values["engine"] = Engine.of(**values["engine"])
             return cls(**values)
         except FileNotFoundError:
             raise ConfigError(f"{file} is missing: run make export") from None
-        except (OSError, AttributeError, TypeError, ValueError) as error:
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read ({error}): run make export") from error
 
 

@@ -104,6 +104,19 @@ class Contract:
                 f"has {declared} and {promised}: make them agree"
             )
 
+    def warm_up_problems(self, max_length: int) -> list[str]:
+        """The classifier's warm-up samples that an engine for rows of max_length would refuse, a line each.
+
+        Triton loads no model of which a sample fails.
+        """
+        return [
+            f"classifier: model_warmup {sample.name!r} is {sample.batch_size} rows of {longest} tokens, the model "
+            f"takes {self.max_batch_size} of {max_length}: shorten it, or export with a larger MAX_LENGTH"
+            for sample in self.models["classifier"].model_warmup
+            for longest in [max(dim for tensor in sample.inputs.values() for dim in tensor.dims)]
+            if sample.batch_size > self.max_batch_size or longest > max_length
+        ]
+
     def _problems(self) -> Iterator[str]:
         for name, config in self.models.items():
             yield from _problems_of_one(self.repository, name, config)

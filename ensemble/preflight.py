@@ -115,6 +115,7 @@ def engine_problems(
         )
     problems += _of_gpus(engine, gpus)
     problems += _of_profile(contract, manifest, engine)
+    problems += contract.warm_up_problems(manifest.max_length)
     return problems
 
 
@@ -170,7 +171,7 @@ def _of_profile(contract: Contract, manifest: Manifest, engine: Engine) -> Itera
     rows, length = contract.max_batch_size, manifest.max_length
     limits = f"max_batch_size {rows} and max_length {length}"
     for name, need in sorted(_largest(manifest.layout, taken, rows, length).items()):
-        shapes = [engine.profile[name].get(bound, []) for bound in ("min", "opt", "max")]
+        shapes = [engine.profile[name][bound] for bound in ("min", "opt", "max")]
         low, best, high = shapes
         if any(len(shape) != len(need) for shape in shapes) or not _rising(low, best, high):
             yield (

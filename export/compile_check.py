@@ -8,7 +8,6 @@ compiles. What it cannot show: numbers and speed, which need the GPU. The engine
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ensemble.artifacts import CURRENT, FOLDER, FP16_ONNX, Manifest, sha256_of
 from ensemble.choice import config_name_of
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError
-from export.terminal import console
+from export.terminal import console, write_json
 
 A100 = "8.0"
 
@@ -62,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
         f"{compiled.seconds:.1f} s"
     )
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(asdict(compiled), indent=2) + "\n", encoding="utf-8")
+        write_json(args.json, asdict(compiled))
     return 0
 
 
@@ -82,7 +80,7 @@ def compile_check(repository: Path, compute_capability: str = A100) -> Compiled:
     from ensemble.samples import load_samples
     from ensemble.tokenization import TextTokenizer
     from export import engine_from_onnx
-    from export.profile import profile_of
+    from export.profile import as_dict, profile_of
 
     rows = TextTokenizer(folder / "tokenizer.json")([sample.text for sample in load_samples()])
     profile = profile_of(contract.models["classifier"], manifest.max_length, [len(row.ids) for row in rows])
@@ -98,7 +96,5 @@ def compile_check(repository: Path, compute_capability: str = A100) -> Compiled:
         layers=built.layers,
         bytes=len(built.plan),
         seconds=built.seconds,
-        profile={
-            name: {bound: list(shape) for bound, shape in shapes._asdict().items()} for name, shapes in profile.items()
-        },
+        profile=as_dict(profile),
     )

@@ -16,6 +16,7 @@ from export.terminal import console
 
 # Of the built-in sample, for the parity gate: every length there is, and a minute's work on two cores.
 GATE_TEXTS = 100
+LARGEST_WORKSPACE_GIB = 1024.0
 TIMING_CACHE = Path("build/tensorrt.timing")
 
 
@@ -84,8 +85,8 @@ def convert(args: argparse.Namespace) -> Manifest:
     """Export as the arguments say, telling each step."""
     started = time.monotonic()
     texts = _texts(args.texts)
-    if not args.workspace_gib > 0:
-        raise PipelineError(f"--workspace-gib {args.workspace_gib} is not more than 0: give gibibytes, such as 4")
+    if not 0 < args.workspace_gib < LARGEST_WORKSPACE_GIB:
+        raise PipelineError(f"--workspace-gib {args.workspace_gib} is no size of a GPU's memory: give one such as 4")
     # Imported here, so that --help and a wrong file answer at once.
     from export.engine_from_onnx import GIBIBYTE, Settings
     from export.pipeline import export

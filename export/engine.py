@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
+from torch.cuda import is_available as cuda_is_available
 
 from ensemble.artifacts import PLAN, Engine, sha256_of
 from ensemble.errors import ExportError
@@ -15,7 +19,7 @@ from ensemble.gpu import Gpu, visible_gpus
 from export import engine_from_onnx, gate, gate_fp16
 from export.engine_runner import TensorRtEngine
 from export.parity import Parity
-from export.profile import Profile
+from export.profile import Profile, as_dict
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,13 @@ def find_target() -> Target:
         raise ExportError(
             f"an engine is built on the GPU it is for, and none can be used here ({gpus.why_none}): run make export "
             "TARGET=tensorrt on the machine with the GPU; make compile-check compiles the graph without one"
+        )
+    # As the driver numbers them, and the server: else "the first" may mean two GPUs. Read when CUDA starts.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if not cuda_is_available():
+        raise ExportError(
+            f"torch {torch.__version__} cannot use the {gpus.devices[0].name}, and the engine's answers are checked "
+            "with it: install a torch with CUDA that the driver can run"
         )
     return Target(engine_from_onnx.load("tensorrt"), gpus.devices[0])
 
@@ -53,9 +64,7 @@ def build(
         compute_capability=target.gpu.compute_capability,
         gpu=target.gpu.name,
         onnx_sha256=sha256_of(onnx),
-        profile={
-            name: {bound: list(shape) for bound, shape in shapes._asdict().items()} for name, shapes in profile.items()
-        },
+        profile=as_dict(profile),
     )
 
 

@@ -7,18 +7,16 @@ Where the machine has no GPU or no TensorRT, that is written down instead, and i
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
 from ensemble.artifacts import CURRENT, FOLDER, PLAN
-from ensemble.errors import ExportError
+from ensemble.errors import ExportError, PipelineError
 from export import convert
-from export.terminal import console
+from export.terminal import console, write_json
 
 FILE = "engine.json"
 
@@ -33,31 +31,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export with an engine; 0 if that worked or cannot be done here. Raises ExportError if the engine is not good."""
+    """Export with an engine; 0 if that worked or cannot be done here. Raises PipelineError if it failed."""
     from export.engine import find_target
 
-    args.output.mkdir(parents=True, exist_ok=True)
+    file = args.output / FILE
     try:
         find_target()
     except ExportError as error:
         console.print(f"skipped: {escape(str(error))}")
-        return _write(args.output, {"skipped": str(error)})
+        write_json(file, {"skipped": str(error)})
+        return 0
     started = time.monotonic()
-    manifest = convert.convert(args)
-    plan = args.repository / FOLDER / CURRENT / PLAN
+    try:
+        manifest = convert.convert(args)
+    except PipelineError as error:
+        write_json(file, {"failed": str(error)})
+        raise
     assert manifest.engine is not None  # the target is tensorrt
-    return _write(
-        args.output,
-        {
-            "model": manifest.source,
-            "seconds": time.monotonic() - started,
-            "bytes": plan.stat().st_size,
-            "engine": asdict(manifest.engine),
-            "parity": manifest.parity,
-        },
-    )
-
-
-def _write(folder: Path, found: dict[str, Any]) -> int:
-    (folder / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    found = {
+        "model": manifest.source,
+        "seconds": time.monotonic() - started,
+        "bytes": (args.repository / FOLDER / CURRENT / PLAN).stat().st_size,
+        "engine": asdict(manifest.engine),
+        "parity": manifest.parity,
+    }
+    write_json(file, found)
     return 0

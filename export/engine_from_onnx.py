@@ -27,6 +27,8 @@ from rich.progress import Progress, TaskID
 from ensemble.errors import ExportError
 from export import profile
 
+Report = Callable[[str], None]
+
 GIBIBYTE = 2**30
 # What one layer may use beside weights and activations. More lets TensorRT choose faster kernels; a BERT needs none.
 WORKSPACE = 4 * GIBIBYTE
@@ -78,7 +80,7 @@ def build(
     shapes: profile.Profile,
     settings: Settings,
     *,
-    report: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _: None,
 ) -> Built:
     """Build an engine of the graph, for the shapes of one profile.
 
@@ -94,18 +96,20 @@ def build(
     builder = _builder(trt, log)
     network = _parsed(trt, builder, log, file)
     config = builder.create_builder_config()
+    # On an A100 it would round the inputs of the FP32 products to 10 bits.
+    config.clear_flag(trt.BuilderFlag.TF32)
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace)
     _add_profile(builder, network, config, shapes, log)
     if settings.compute_capability:
         _compile_for(trt, config, settings.compute_capability)
-    cache = _read_cache(config, settings.timing_cache)
+    cache = _read_cache(config, settings.timing_cache, report)
     with Progress(transient=True) as bars:
         config.progress_monitor = _monitor(trt, bars)
         plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise ExportError(f"TensorRT built no engine of {file.name}: {log.last}: see its warnings above")
     if cache is not None and settings.timing_cache is not None:
-        settings.timing_cache.write_bytes(bytes(cache.serialize()))
+        _write_cache(cache, settings.timing_cache, report)
     for warning in log.warnings:
         report(f"  TensorRT: {warning}")
     return Built(bytes(plan), time.monotonic() - started, network.num_layers, log.warnings)
@@ -160,7 +164,7 @@ def _add_profile(builder: Any, network: Any, config: Any, shapes: profile.Profil
             )
         try:
             optimization.set_shape(name, *sizes)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise ExportError(f"TensorRT does not take {name}'s {sizes}: {error or log.last}") from error
     if config.add_optimization_profile(optimization) < 0:
         raise ExportError(f"TensorRT does not take the optimization profile: {log.last}")
@@ -177,16 +181,29 @@ def _compile_for(trt: ModuleType, config: Any, capability: str) -> None:
     config.set_compute_capability(known[name], 0)
 
 
-def _read_cache(config: Any, file: Path | None) -> Any:
+def _read_cache(config: Any, file: Path | None, report: Report) -> Any:
     """The timing cache in use, or None. One from another version or GPU is a fresh start, not an error."""
     if file is None:
         return None
-    file.parent.mkdir(parents=True, exist_ok=True)
-    cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
+    try:
+        known = file.read_bytes() if file.is_file() else b""
+    except OSError as error:
+        report(f"  the timing cache {file} cannot be read ({error.strerror}): building without it")
+        known = b""
+    cache = config.create_timing_cache(known)
     if cache is None or not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
     return cache
+
+
+def _write_cache(cache: Any, file: Path, report: Report) -> None:
+    """Keep the timings for the next build; a finished engine is not given up where that fails."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bytes(cache.serialize()))
+    except OSError as error:
+        report(f"  the timing cache {file} cannot be written ({error.strerror}): the next build begins anew")
 
 
 def _builder(trt: ModuleType, log: Any) -> Any:

@@ -36,6 +36,8 @@ class TensorRtEngine:
                 "make export TARGET=tensorrt"
             )
         self._context = self._engine.create_execution_context()
+        if self._context is None:
+            raise ExportError("the GPU has no memory for the engine: end what else runs on it, or lower max_batch_size")
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         self.inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
         self.outputs = [name for name in names if name not in self.inputs]
@@ -54,6 +56,12 @@ class TensorRtEngine:
 
     def __call__(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Scores:
         """One forward pass. Raises ExportError for shapes outside the profile."""
+        try:
+            return self._run(inputs)
+        except torch.OutOfMemoryError as error:
+            raise ExportError(f"the GPU has no memory for a batch ({error}): end what else runs on it") from error
+
+    def _run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Scores:
         on_gpu = {name: torch.from_numpy(inputs[name]).to(DEVICE) for name in self.inputs}
         for name, tensor in on_gpu.items():
             if not self._context.set_input_shape(name, tuple(tensor.shape)):

@@ -2,9 +2,9 @@
 """Runs an FP16 graph on a CPU with every rounding it asks for. Knows nothing of BERT or Triton.
 
 ONNX Runtime has few FP16 operators for CPUs: it computes the others in FP32 and drops the casts between neighbours, so
-that nothing is rounded and nothing overflows (a weight of 60,000 that gives NaN on a GPU passed unnoticed). An Identity
-behind each operator, with optimizations off, keeps every value FP16 between operators; sums inside a matrix product
-stay FP32, as tensor cores have them.
+that nothing is rounded and nothing overflows (a weight of 60,000 that gives NaN on a GPU passed unnoticed). An
+Identity behind each operator, with optimizations off, keeps every value FP16 between operators. Sums inside a matrix
+product stay FP32; should TensorRT choose a kernel that sums in FP16, only the check of the engine itself can show it.
 """
 
 from __future__ import annotations

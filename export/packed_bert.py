@@ -49,7 +49,9 @@ def layout_of(input_ids: Tensor, row_lengths: Tensor, longest_row: Tensor, pad_t
     """Work out the layout from the packed inputs (see the module's docstring for their shapes)."""
     tokens, rows, longest = input_ids.shape[0], row_lengths.shape[0], longest_row.shape[0]
     lengths = row_lengths.to(torch.int64)
-    ends = torch.cumsum(lengths, dim=0)
+    # A running sum, spelled out: TensorRT 10 makes a loop of CumSum, one step a row, and has it for floats only.
+    order = torch.arange(rows, device=input_ids.device)
+    ends = torch.where(order[None, :] <= order[:, None], lengths[None, :], 0).sum(dim=1)
     first = ends - lengths
     column = torch.arange(longest, device=input_ids.device)[None, :]
     rectangle = (first[:, None] + column).clamp(max=tokens - 1).reshape(-1)

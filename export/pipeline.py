@@ -60,6 +60,8 @@ def export(
     contract = Contract.read(repository)
     served = Contract.read(repository, config_name_of(layout))
     length = _max_length(model.max_length, contract.max_sequence_length, max_length)
+    if gpu_target is not None and (problems := served.warm_up_problems(length)):
+        raise ExportError("\n".join(problems))
     with install.staging(repository) as folder:
         report("writing model.onnx: packed rows, FP32")
         with _told("ONNX"):

@@ -59,6 +59,11 @@ def check(profile: Profile) -> None:
         )
 
 
+def as_dict(profile: Profile) -> dict[str, dict[str, list[int]]]:
+    """As model.json has it: input -> min, opt, max -> shape."""
+    return {name: {bound: list(shape) for bound, shape in shapes._asdict().items()} for name, shapes in profile.items()}
+
+
 def typical_batch(lengths: Sequence[int], max_rows: int, budget: int) -> list[int]:
     """The lengths in the batch of median size, when rows of these lengths all wait, in this order.
 

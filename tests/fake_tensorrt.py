@@ -43,6 +43,10 @@ class MemoryPoolType(Enum):
     WORKSPACE = 0
 
 
+class BuilderFlag(Enum):
+    TF32 = 7
+
+
 class TensorIOMode(Enum):
     INPUT, OUTPUT = range(2)
 
@@ -100,7 +104,11 @@ class Config:
     def __init__(self) -> None:
         self.pools: dict[MemoryPoolType, int] = {}
         self.profiles: list[Profile] = []
+        self.flags = {BuilderFlag.TF32}  # on by default
         self.progress_monitor = None
+
+    def clear_flag(self, flag: BuilderFlag) -> None:
+        self.flags.discard(flag)
 
     def set_memory_pool_limit(self, pool: MemoryPoolType, size: int) -> None:
         self.pools[pool] = size
@@ -109,8 +117,9 @@ class Config:
         self.profiles.append(profile)
         return len(self.profiles) - 1
 
-    def create_timing_cache(self, data: bytes) -> SimpleNamespace:
-        # TensorRT begins anew where the data is none of its own.
+    def create_timing_cache(self, data: bytes) -> SimpleNamespace | None:
+        if data == b"of another GPU":
+            return None
         return SimpleNamespace(serialize=lambda: Host(b"cache of two builds" if data == b"cache" else b"cache"))
 
     def set_timing_cache(self, cache: SimpleNamespace, ignore_mismatch: bool) -> bool:

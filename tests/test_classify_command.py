@@ -48,6 +48,8 @@ def command(triton, capsys, monkeypatch):
 
 
 def start(*arguments: str, **options) -> subprocess.Popen[bytes]:
+    # A job that a shell runs in the background ignores Ctrl-C, and so would its children.
+    options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, **options)  # fmt: skip
 

@@ -185,6 +185,7 @@ def test_a_model_of_base_size_passes_the_gate_and_compiles(default_model: Path, 
 
     fp16 = [verdict for verdict in manifest.parity if verdict["precision"] == "fp16"]
     assert len(fp16) == 5 and all(verdict["passed"] and verdict["max_abs"] < 3e-2 for verdict in fp16)
+    assert {verdict["label_agreement"] for verdict in fp16} == {1.0}
     assert max(verdict["max_abs"] for verdict in fp16) > 1e-5  # it is FP16
     assert code == 0
     assert json.loads((tmp_path / "compiled.json").read_text())["bytes"] > 215e6
@@ -279,6 +280,8 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> type[fake_tensorrt.Builder]:
     """A machine with an A100 and TensorRT, as far as this process can tell."""
     monkeypatch.setattr("export.engine.visible_gpus", lambda: Gpus((A100,)))
     monkeypatch.setattr("export.engine_from_onnx.load", lambda name: fake_tensorrt)
+    monkeypatch.setattr("export.engine.cuda_is_available", lambda: True)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr("export.engine_runner.DEVICE", "cpu")
     stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None, cuda_stream=0)
     monkeypatch.setattr("torch.cuda.Stream", lambda: stream)
@@ -308,6 +311,7 @@ def test_target_tensorrt_builds_checks_and_installs_an_engine(
     [(network, config)] = gpu_machine.built
     assert network.flags == 1 << 1  # STRONGLY_TYPED alone
     assert config.pools == {fake_tensorrt.MemoryPoolType.WORKSPACE: 1 << 30} and len(config.profiles) == 1
+    assert not config.flags  # no TF32
     assert manifest.engine is not None and manifest.layout == layout
     assert (manifest.engine.tensorrt, manifest.engine.compute_capability) == ("10.5.0", "8.0")
     assert manifest.engine.gpu == "NVIDIA A100-SXM4-80GB"
@@ -346,6 +350,22 @@ def test_the_timings_of_one_build_speed_the_next(repository: Path, tmp_path: Pat
     assert (tmp_path / "build/cache").read_bytes() == b"cache of two builds"
 
 
+def test_a_timing_cache_that_is_of_no_use_costs_no_engine(repository: Path, tmp_path: Path) -> None:
+    """One of another GPU is begun anew; one that cannot be written is told, and the engine is there all the same."""
+    graph, shapes = repository / FOLDER / CURRENT / FP16_ONNX, profile_of(PACKED, 8, [8])
+    (tmp_path / "cache").write_bytes(b"of another GPU")
+    said: list[str] = []
+
+    engine_from_onnx.build(fake_tensorrt, graph, shapes, Settings(timing_cache=tmp_path / "cache"))
+    (tmp_path / "folder").mkdir()
+    built = engine_from_onnx.build(
+        fake_tensorrt, graph, shapes, Settings(timing_cache=tmp_path / "folder"), report=said.append
+    )
+
+    assert (tmp_path / "cache").read_bytes() == b"cache"
+    assert built.plan and "cannot be written (Is a directory): the next build begins anew" in said[0]
+
+
 def test_an_engine_that_is_not_built_or_not_as_asked_is_told(
     repository: Path, gpu_machine: type[fake_tensorrt.Builder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -377,9 +397,9 @@ def test_an_engine_that_answers_wrongly_is_not_installed(
 
 
 def test_an_engine_refuses_a_plan_of_another_version_and_shapes_outside_its_profile(
-    repository: Path, gpu_machine: type[fake_tensorrt.Builder]
+    repository: Path, gpu_machine: type[fake_tensorrt.Builder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both before anything runs."""
+    """Before anything runs; so is a GPU that is full."""
     graph = repository / FOLDER / CURRENT / FP16_ONNX
     built = engine_from_onnx.build(fake_tensorrt, graph, profile_of(PACKED, 8, [8]), Settings())
     runner = engine.TensorRtEngine(fake_tensorrt, built.plan)
@@ -387,6 +407,9 @@ def test_an_engine_refuses_a_plan_of_another_version_and_shapes_outside_its_prof
 
     with pytest.raises(ExportError, match=r"input_ids: shape \[576\] is outside the profile"):
         runner(inputs)
+    monkeypatch.setattr(fake_tensorrt.Engine, "create_execution_context", lambda self: None)
+    with pytest.raises(ExportError, match="the GPU has no memory for the engine: end what else runs on it"):
+        engine.TensorRtEngine(fake_tensorrt, built.plan)
     with pytest.raises(ExportError, match=r"TensorRT 10\.5\.0 does not load the plan: build it on this machine"):
         engine.TensorRtEngine(fake_tensorrt, b"of another version")
 
@@ -401,6 +424,7 @@ def test_target_tensorrt_without_a_gpu_says_so_at_once(
     """Exit code 1 before anything is loaded; with a GPU and no TensorRT, where to get it."""
     command = ["convert", str(small_model()), "--repository", str(skeleton), "--target", "tensorrt"]
 
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr("export.engine.visible_gpus", lambda: Gpus(why_none="NVIDIA's driver reports none"))
     assert main(command) == 1
     message = capsys.readouterr().err
@@ -409,6 +433,11 @@ def test_target_tensorrt_without_a_gpu_says_so_at_once(
     )
     assert "loading" not in message
     monkeypatch.setattr("export.engine.visible_gpus", lambda: Gpus((A100,)))
+    assert main(command) == 1
+    assert (
+        "cannot use the NVIDIA A100-SXM4-80GB, and the engine's answers are checked with it" in capsys.readouterr().err
+    )
+    monkeypatch.setattr("export.engine.cuda_is_available", lambda: True)
     assert main(command) == 1
     assert "tensorrt is not installed: run make export TARGET=tensorrt RUNTIME=docker" in capsys.readouterr().err
 
@@ -426,6 +455,17 @@ def test_a_tensorrt_that_cannot_start_says_why(repository: Path, monkeypatch: py
         engine_from_onnx.build(
             fake_tensorrt, repository / FOLDER / CURRENT / FP16_ONNX, profile_of(PACKED, 8, [8]), Settings()
         )
+
+
+def test_an_engine_too_short_for_the_warm_up_is_refused(
+    small_model: Callable[..., Path], skeleton: Path, gpu_machine: type[fake_tensorrt.Builder]
+) -> None:
+    """Triton would not load it; the message has the sample and what to do. Without an engine, 16 tokens are fine."""
+    model = str(small_model())
+
+    with pytest.raises(ExportError, match="model_warmup '32 x 32' is 32 rows of 32 tokens, the model takes 64 of 16"):
+        export(model, skeleton, texts=["good"], target="tensorrt", max_length=16)
+    assert export(model, skeleton, texts=["good"], max_length=16).max_length == 16
 
 
 def test_engine_check_writes_down_what_it_skipped_and_what_it_found(
@@ -448,5 +488,8 @@ def test_engine_check_writes_down_what_it_skipped_and_what_it_found(
     assert main(command) == 0
 
     found = json.loads((tmp_path / "out/engine.json").read_text())
+    monkeypatch.setattr(fake_tensorrt.Builder, "fail", "no kernel")
+    assert main(command) == 1
+    assert "no kernel" in json.loads((tmp_path / "out/engine.json").read_text())["failed"]
     assert found["engine"]["gpu"] == "NVIDIA A100-SXM4-80GB" and found["bytes"] > 1e6
     assert any(verdict["comparison"].startswith("TensorRT") for verdict in found["parity"])

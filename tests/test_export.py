@@ -402,7 +402,12 @@ def test_damaged_artefacts_are_found_before_serving(repository: Path, tmp_path: 
         (["x", "--max-length", "many"], 2, "argument --max-length: invalid int value: 'many'"),
         (["x", "--target", "gpu"], 2, "argument --target: invalid choice: 'gpu' (choose from"),
         (["x", "--layout", "flat"], 2, "argument --layout: invalid choice: 'flat' (choose from"),
-        (["x", "--workspace-gib", "0"], 1, "error: --workspace-gib 0.0 is not more than 0: give gibibytes, such as 4"),
+        (
+            ["x", "--workspace-gib", "0"],
+            1,
+            "error: --workspace-gib 0.0 is no size of a GPU's memory: give one such as 4",
+        ),
+        (["x", "--workspace-gib", "inf"], 1, "error: --workspace-gib inf is no size of a GPU's memory"),
         ([], 2, "the following arguments are required: model"),
     ],
 )

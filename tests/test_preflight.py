@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -159,8 +160,6 @@ def test_files_that_do_not_belong_together(repository: Path, damage: Callable[[P
          "the profile of input_ids goes from [1] by [65536] to [32768], not from small to large in 1 dimension"),
         (profile("input_ids", max=[64, 512]),
          "the profile of input_ids goes from [1] by [4096] to [64, 512], not from small to large in 1 dimension"),
-        ({**PACKED, "input_ids": {"max": [32768]}},
-         "the profile of input_ids goes from [] by [] to [32768], not from small to large in 1 dimension"),
         ({name: PACKED[name] for name in ("input_ids", "row_lengths", "longest_row")},
          "the engine's inputs are input_ids, longest_row, row_lengths, those of the classifier's config input_ids, "
          "length_carrier, longest_row, row_lengths"),
@@ -174,6 +173,28 @@ def test_a_profile_that_does_not_take_every_batch(exported: Path, wrong: dict, p
     install_engine(exported, profile=wrong)
 
     assert problems(exported) == [f"{problem}: {AGAIN}"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"profile": None},
+        {"profile": {"input_ids": None}},
+        {"profile": {"input_ids": {"max": [32768]}}},
+        {"profile": {"input_ids": {"min": [1], "opt": ["a"], "max": [32768]}}},
+        {"tensorrt": None},
+        {"compiler": "x"},
+    ],
+)
+def test_an_engine_that_model_json_describes_wrongly(exported: Path, edit: dict) -> None:
+    """Edited by hand into something that is none: one line, no traceback."""
+    install_engine(exported)
+    file = exported / "text_classifier/artifacts/current/model.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({**manifest, "engine": {**manifest["engine"], **edit}}))
+
+    with pytest.raises(ConfigError, match=r"model\.json cannot be read \(.+\): run make export"):
+        Manifest.read(file.parent)
 
 
 def test_a_batch_limit_raised_after_export(repository: Path) -> None:

@@ -13,13 +13,13 @@ import tritonclient.grpc as grpc
 from conftest import ROOT
 from triton_requests import Counts
 
-from ensemble.contract import read_config
+from ensemble.contract import Contract, read_config
 from ensemble.server import Server, ServerOptions
 from export.backend_inputs import engine_inputs
 
 CONFIG = ROOT / "model_repository/classifier/config.pbtxt"
 # Rows and ids of a row, in the order in which they run.
-SAMPLES = [(1, 2), (32, 32), (64, 32), (64, 256), (16, 512), (1, 512)]
+SAMPLES = [(1, 2), (32, 32), (64, 32), (64, 64)]
 
 # Answers zeros and writes a line for each execute(): every request's inputs, as their shapes, types and whether any
 # element is not 0.
@@ -73,18 +73,18 @@ def test_the_server_runs_each_sample_as_one_batch_before_it_is_ready(tmp_path: P
     assert (counts.rows, counts.executions) == (sum(rows for rows, _ in SAMPLES), len(SAMPLES))
 
 
-def test_the_largest_samples_fill_the_attention_budget() -> None:
-    """Rows x longest^2 of the largest is where batches end; the longest row and the most rows are among them."""
-    config, tokenizer = read_config(CONFIG), read_config(ROOT / "model_repository/tokenizer/config.pbtxt")
-    budget = int(config.parameters["attention_budget"].string_value)
-    longest = int(tokenizer.parameters["max_sequence_length"].string_value)
+@pytest.mark.parametrize("config_name", [None, "padded"])
+def test_an_engine_for_short_rows_takes_every_sample(config_name: str | None) -> None:
+    """From one row to max_batch_size; a model exported for 64 tokens loads, and for less it is refused with a reason."""
+    contract = Contract.read(ROOT / "model_repository", config_name)
+    samples = contract.models["classifier"].model_warmup
 
-    cells = {(rows, length): rows * length**2 for rows, length in SAMPLES}
-
-    full = {sample for sample, count in cells.items() if count == budget}
-    assert max(cells.values()) == budget
-    assert {max(rows for rows, _ in full), max(length for _, length in full)} == {config.max_batch_size, longest}
-    assert (1, longest) in cells
+    assert {1, contract.max_batch_size} <= {sample.batch_size for sample in samples}
+    assert not contract.warm_up_problems(64)
+    assert contract.warm_up_problems(63) == [
+        "classifier: model_warmup '64 x 64' is 64 rows of 64 tokens, the model takes 64 of 63: shorten it, or export with "
+        "a larger MAX_LENGTH"
+    ]
 
 
 @pytest.fixture(scope="module")
