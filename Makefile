@@ -83,9 +83,13 @@ serve-docker: docker $(INSTALLED)
 	@exec env RESTART=no docker compose up --build --exit-code-from serve serve
 
 .PHONY: gpu-check
-gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) model_repository/classifier/batchstrategy.so  ## install MODEL with an engine and measure it, baseline and loop, into build/gpu-check
-	@$(PY) -m export engine-check "$${MODEL:-build/default_model}" --output build/gpu-check
-	@$(PY) -m perf gpu-check --output build/gpu-check
+# In a copy of the repository, so that what is served stays.
+gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) model_repository/classifier/batchstrategy.so  ## build an engine of MODEL, measure it, baseline and loop [LAYOUT= REVISION= MAX_LENGTH=]
+	@rm -rf build/gpu-check && mkdir -p build/gpu-check && cp -a model_repository build/gpu-check/
+	@$(PY) -m export engine-check "$${MODEL:-build/default_model}" --output build/gpu-check \
+	    --repository build/gpu-check/model_repository --layout "$$LAYOUT" \
+	    $${REVISION:+--revision "$$REVISION"} $${MAX_LENGTH:+--max-length "$$MAX_LENGTH"}
+	@$(PY) -m perf gpu-check --output build/gpu-check --repository build/gpu-check/model_repository
 
 .PHONY: clean
 clean:  ## remove everything that was built or installed here
