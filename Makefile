@@ -23,6 +23,15 @@ export TARGET ?= onnx
 export LAYOUT ?= packed
 export MAX_LENGTH
 export TEXT
+# Of the experiment: a file with a text a line; and a record to render.
+export TEXTS
+export RESULT
+# Of the doctor.
+export URL
+export MODEL_NAME
+export REPOSITORY
+export METRICS_URL
+export JSON
 
 # Where export and serve run: local, in .venv, or docker, in the containers of compose.yaml.
 RUNTIME ?= local
@@ -91,6 +100,20 @@ gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) model_re
 	    $${REVISION:+--revision "$$REVISION"} $${MAX_LENGTH:+--max-length "$$MAX_LENGTH"}
 	@$(PY) -m perf gpu-check --output build/gpu-check --repository build/gpu-check/model_repository
 
+.PHONY: perf
+perf: $(INSTALLED)  ## the experiment: loop, stacked tensors and ensemble under load, into build/experiment [QUICK=1 TEXTS=file]
+	@$(PY) -m perf experiment $(if $(filter-out 0,$(QUICK)),--quick) $${TEXTS:+--texts "$$TEXTS"}
+
+.PHONY: report
+report: .venv/installed  ## render the experiment's record again, or RESULT=file, from the record alone
+	@$(PY) -m perf report "$${RESULT:-build/experiment/experiment.json}"
+
+.PHONY: doctor
+doctor: .venv/installed  ## examine a model on a server: URL=host:port MODEL_NAME=name [TEXTS=file REPOSITORY=dir, whose handlers it runs]
+	@$(PY) -m perf doctor --url "$${URL:?give URL=host:port}" --model "$${MODEL_NAME:?give MODEL_NAME=name}" \
+	    $${TEXTS:+--texts "$$TEXTS"} $${REPOSITORY:+--repository "$$REPOSITORY"} $${METRICS_URL:+--metrics-url "$$METRICS_URL"} \
+	    $${JSON:+--json "$$JSON"}
+
 .PHONY: clean
 clean:  ## remove everything that was built or installed here
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -103,7 +126,7 @@ clean:  ## remove everything that was built or installed here
 .venv/installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or set PYTHON= to another of 3.10 to 3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[server,export,dev]'
+	.venv/bin/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[server,export,perf,dev]'
 	touch $@
 
 # pip checks the hash that stands in wheel.txt. None of the package's code is run.

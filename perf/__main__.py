@@ -8,19 +8,23 @@ import sys
 from pathlib import Path
 
 from ensemble.errors import PipelineError
-from perf import cost_model, gpu_check, long_tail, roofline, served_ratio
+from perf import cost_model, experiment, gpu_check, long_tail, report, roofline, served_ratio
+from perf.doctor import command as doctor
 
 COMMANDS = {
+    "experiment": experiment,
+    "report": report,
     "long-tail": long_tail,
     "served-ratio": served_ratio,
     "cost-model": cost_model,
     "roofline": roofline,
     "gpu-check": gpu_check,
+    "doctor": doctor,
 }
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one measurement; returns 0, or 1 with a line that says why there is no figure."""
+    """Run one measurement; returns 0, or 1 with a line that says why there is no figure (doctor: its own codes)."""
     parser = argparse.ArgumentParser(prog="python -m perf", description="Measure the installed model on this machine.")
     commands = parser.add_subparsers(required=True, metavar="MEASUREMENT")
     for name, module in COMMANDS.items():
@@ -28,18 +32,20 @@ def main(argv: list[str] | None = None) -> int:
         command = commands.add_parser(
             name, help=text.splitlines()[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        command.add_argument("--repository", type=Path, default=Path("model_repository"), help="default: %(default)s")
+        if module is not doctor:  # which runs what is in a repository, and so only in one that is named
+            command.add_argument(
+                "--repository", type=Path, default=Path("model_repository"), help="default: %(default)s"
+            )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
     try:
-        args.run(args)
+        return int(args.run(args) or 0)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,13 @@ REQUEST_SECONDS = 60.0
 
 def run(url: str, texts: Sequence[str], in_flight: int) -> tuple[float, npt.NDArray[np.float32]]:
     """Send every text as a request of its own; returns the seconds it took and the logits, FP32 [texts, labels]."""
-    messages = [message_of(text) for text in texts]
+    return answers(url, [message_of(text) for text in texts], in_flight)
+
+
+def answers(
+    url: str, messages: Sequence[service_pb2.ModelInferRequest], in_flight: int
+) -> tuple[float, npt.NDArray[np.float32]]:
+    """The same for requests that are made already, each of one row."""
     return asyncio.run(_load(url, messages, in_flight))
 
 
@@ -80,7 +86,7 @@ def message_of(text: str) -> service_pb2.ModelInferRequest:
 
 
 async def _load(
-    url: str, messages: list[service_pb2.ModelInferRequest], in_flight: int
+    url: str, messages: Sequence[service_pb2.ModelInferRequest], in_flight: int
 ) -> tuple[float, npt.NDArray[np.float32]]:
     answers: list[service_pb2.ModelInferResponse] = [None] * len(messages)
     waiting = iter(enumerate(messages))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to serve one and the same model that a GPU check compares. Knows how to set each up, nothing of loads.
+"""The ways to serve one and the same model that measurements compare. Knows how to set each up, nothing of loads.
 
 text_classifier   the TensorRT engine
 baseline          the stacked TorchScript handler, one padded pass a batch
@@ -49,16 +49,17 @@ DEPLOYMENTS = {
 }
 
 
-def open_deployment(deployment: Deployment, repository: Path, scratch: Path) -> Server:
+def open_deployment(deployment: Deployment, repository: Path, scratch: Path, classifier: str = "tensorrt") -> Server:
     """A server for it, not yet started. scratch: an empty folder that lives as long as the server.
 
+    classifier: what text_classifier is served with, tensorrt or onnx.
     Raises ServerError or ConfigError with the reason why it cannot run here.
     """
     if deployment.name == "looped":
         view = view_with_looped(repository, scratch)
         sound(view, None)
         return Server(ServerOptions(view, http_port=0, grpc_port=0, metrics_port=0))
-    server, _ = open_server(repository, "tensorrt" if deployment.name == "text_classifier" else deployment.name)
+    server, _ = open_server(repository, classifier if deployment.name == "text_classifier" else deployment.name)
     return server
 
 

@@ -50,19 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clients",
         nargs="+",
-        type=_positive(int),
+        type=positive(int),
         metavar="N",
         help="requests in flight (default: 1 8 32 64; 1 8 on a CPU)",
     )
-    parser.add_argument("--seconds", type=_positive(float), help="of each point (default: 4; 2 on a CPU)")
+    parser.add_argument("--seconds", type=positive(float), help="of each point (default: 4; 2 on a CPU)")
     parser.add_argument(
-        "--warm-up", type=_positive(float), metavar="SECONDS", help="before each (default: 1; 0.5 on a CPU)"
+        "--warm-up", type=positive(float), metavar="SECONDS", help="before each (default: 1; 0.5 on a CPU)"
     )
     parser.add_argument(
-        "--client-processes", type=_positive(int), default=default_count(), help="that send (default here: %(default)s)"
+        "--client-processes", type=positive(int), default=default_count(), help="that send (default here: %(default)s)"
     )
     parser.add_argument(
-        "--minutes", type=_positive(float), default=9.0, help="start no point after so many (default: %(default)s)"
+        "--minutes", type=positive(float), default=9.0, help="start no point after so many (default: %(default)s)"
     )
 
 
@@ -196,8 +196,8 @@ class GpuCheck:
         return True
 
 
-def _positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
-    """An argument's type."""
+def positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
+    """An argument's type: a number above 0."""
 
     def checked(text: str) -> int | float:
         try:

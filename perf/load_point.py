@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.errors import PipelineError, ServerError
-from ensemble.samples import load_samples, long_samples
+from ensemble.samples import load_samples, long_samples, short_samples
 from ensemble.server import Server
 from perf import closed_loop
 from perf.client_processes import Clients
@@ -56,8 +56,15 @@ class Reference:
 
 
 def texts_of(repository: Path, name: str, shape: BertShape) -> Texts:
-    """`mixed`: the built-in samples as they are; `full`: those that are cut to the longest the model takes."""
-    texts = [sample.text for sample in (load_samples() if name == "mixed" else long_samples())]
+    """`mixed`: the built-in samples as they are; `short`: the short ones among them; `full`: those that are cut to the
+    longest the model takes.
+    """
+    samples = {"mixed": load_samples, "short": short_samples, "full": long_samples}[name]()
+    return measured_texts(repository, name, [sample.text for sample in samples], shape)
+
+
+def measured_texts(repository: Path, name: str, texts: list[str], shape: BertShape) -> Texts:
+    """Any texts, with what they need."""
     lengths = [len(row) for row in rows_of(repository, texts)]
     flops = [useful_flops(shape, [length]) for length in lengths]
     return Texts(name, texts, np.array(lengths, dtype=np.int64), np.array(flops))
@@ -77,14 +84,19 @@ def check_answers(server: Server, precision: str, expected: Reference) -> dict[s
         _, logits = closed_loop.run(server.url, expected.texts, in_flight=len(expected.texts))
     except Exception as error:
         raise ServerError(f"a request failed: {closed_loop.reason(error)}") from error
-    scale = np.maximum(1.0, np.abs(expected.logits).max(axis=1, keepdims=True))
-    difference, tolerance = float((np.abs(logits - expected.logits) / scale).max()), TOLERANCES[precision]
+    return right(logits, expected.logits, precision)
+
+
+def right(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32], precision: str) -> dict[str, Any]:
+    """How far answers are from what is expected, both FP32 [texts, labels]. Raises PipelineError if too far."""
+    scale = np.maximum(1.0, np.abs(expected).max(axis=1, keepdims=True))
+    difference, tolerance = float((np.abs(logits - expected) / scale).max()), TOLERANCES[precision]
     if not difference <= tolerance:  # NaN too
         raise PipelineError(
             f"served logits differ from the in-process ones by {difference:.1e} of the text's largest, more than "
             f"{tolerance:g}: no speed is reported"
         )
-    return {"texts": len(expected.texts), "largest_difference": difference, "tolerance": tolerance}
+    return {"texts": len(expected), "largest_difference": difference, "tolerance": tolerance}
 
 
 def measure(

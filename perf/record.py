@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +21,7 @@ PACKAGES = ("onepass", "nvidia-pytriton", "tritonclient", "torch", "onnxruntime"
 def provenance() -> dict[str, Any]:
     """The command, when it ran, on what, and with which versions."""
     return {
-        "command": " ".join(["python -m perf", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "perf", *sys.argv[1:]]),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {
             "cpu": _cpu(),
