@@ -22,7 +22,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
-from ensemble.errors import PipelineError
+from ensemble.errors import ConfigError, PipelineError, ServerError
 from ensemble.gpu import Gpus, visible_gpus
 from ensemble.server import Server
 from perf import gpu_check_report, load_point, terminal
@@ -154,8 +154,11 @@ class GpuCheck:
             return
         try:
             server = open_deployment(deployment, self._args.repository, scratch)
-        except PipelineError as error:
+        except ServerError as error:  # it cannot run on this machine
             self.skip(deployment.name, str(error))
+            return
+        except ConfigError as error:  # it could, but for what is installed
+            self.result["failed"].append({"what": deployment.name, "reason": str(error)})
             return
         try:
             server.start()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ensemble.errors import PipelineError, ServerError
+from ensemble.errors import ConfigError, PipelineError, ServerError
 from ensemble.gpu import VISIBLE
 from ensemble.samples import short_samples
 from ensemble.server import Server
@@ -195,6 +195,21 @@ def test_wrong_answers_get_no_speed(
     assert result["rows"] == [] and [one["what"] for one in result["failed"]] == ["baseline", "looped"]
     assert "served logits differ" in capsys.readouterr().err
     assert killed == ["killed", "killed"]
+
+
+def test_an_engine_that_preflight_refuses_is_a_failure(
+    repository: Path, without_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could run here but for what is installed: that is mended, not skipped."""
+
+    def refused(*_: object) -> None:
+        raise ConfigError("model.plan was built with TensorRT 10.5.0, the server has 11.0.0")
+
+    monkeypatch.setattr("perf.gpu_check.open_deployment", refused)
+
+    assert main(options(repository, tmp_path, "--deployments", "text_classifier")) == 1
+    (failed,) = json.loads((tmp_path / "gpu-check.json").read_text())["failed"]
+    assert failed["what"] == "text_classifier" and "the server has 11.0.0" in failed["reason"]
 
 
 def test_nothing_measured_is_a_failure(
