@@ -424,10 +424,11 @@ def test_padding_is_what_no_text_needs() -> None:
 def test_other_processes_are_told_from_the_server(server: Server) -> None:
     """This process works, the server rests: what is used is not the server's."""
     with MachineLoad(server.pid) as used:
-        began = time.time()
-        while time.time() - began < 0.6:
+        began = ended = time.time()
+        # However long the first look at all processes takes on a busy machine.
+        while ended - began < 0.6 or (used.between(began, ended) is None and ended - began < 60):
             sum(range(10_000))
-        ended = time.time()
+            ended = time.time()
 
     shares = used.between(began, ended)
     assert shares is not None and shares.server < shares.other and shares.client == 0
