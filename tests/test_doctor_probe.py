@@ -401,6 +401,7 @@ def test_a_handler_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
     """The limit is on the whole probe."""
     monkeypatch.setattr(probe, "SECONDS", 3.0)
 
+    # The handler under examination hangs, for longer than any test may take; the test itself waits 3 s.
     found = probed(tmp_path, "import time\ntime.sleep(600)")
 
     assert "it took more than 3 s" in found.error
