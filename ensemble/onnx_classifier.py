@@ -29,6 +29,9 @@ class OnnxClassifier:
         options.intra_op_num_threads = threads
         # Shapes change with every batch: a memory plan made for one of them is never of use to the next.
         options.enable_mem_pattern = False
+        # Work is handed to the threads in small blocks: the tokenizer and the server take a core away at any time, and
+        # with a fixed half each, the other thread would wait for the one that was interrupted.
+        options.add_session_config_entry("session.dynamic_block_base", "4")
         # Between two batches its threads would spin on cores that the tokenizer and the server need.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])

@@ -71,19 +71,22 @@ def watch(server: Server, raw):
 
 
 def test_mixed_lengths_share_batches(server: Server, watch) -> None:
-    """512 requests from tweets to past 512 tokens, 64 in flight: the classifier's mean batch is at least 32."""
+    """Requests from tweets to past 512 tokens: with 128 in flight the classifier's mean batch is at least 40.
+
+    While a batch runs, those who are not in it wait: half of what is in flight, so 64 here, less who is on the way.
+    """
     texts = [sample.text for sample in load_samples()]
     closed_loop.run(server.url, texts[:64], in_flight=64)
     classifier, tokenizer = watch("classifier"), watch("tokenizer")
 
-    closed_loop.run(server.url, (texts * 2)[:512], in_flight=64)
+    closed_loop.run(server.url, (texts * 3)[:768], in_flight=128)
 
-    counts = classifier.counts(rows=512)
-    assert counts.rows == 512 and counts.failures == 0
-    assert counts.rows / counts.executions >= 32
+    counts = classifier.counts(rows=768)
+    assert counts.rows == 768 and counts.failures == 0
+    assert counts.rows / counts.executions >= 40
     assert max(counts.batches) > 48
     # One tokenizer call per execute(), and far fewer executes than requests.
-    assert tokenizer.calls() == tokenizer.counts().executions < 256
+    assert tokenizer.calls() == tokenizer.counts().executions < 384
 
 
 def test_like_lengths_are_one_forward_pass_per_execute(server: Server, watch) -> None:

@@ -75,7 +75,6 @@ def execution(monkeypatch: pytest.MonkeyPatch):
     stand_in.InferenceResponse = lambda output_tensors, error=None: SimpleNamespace(tensors=output_tensors, error=error)
     stand_in.Tensor = lambda name, array: (name, array)
     stand_in.Logger = SimpleNamespace(log_error=logged.append, log_warn=logged.append)
-    stand_in.TRITONSERVER_RESPONSE_COMPLETE_FINAL = "final"
     stand_in.get_input_tensor_by_name = lambda request, name: request.tensor
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
     monkeypatch.delitem(sys.modules, "ensemble.execution", raising=False)
@@ -142,49 +141,6 @@ def test_a_batch_that_runs_one_by_one_is_told(execution) -> None:
     assert outcomes(responses) == [[2], [4]]
     (line,) = execution.logged
     assert line.startswith("a batch of 2 requests failed and runs one by one: MemoryError at test_execution.py:")
-
-
-class Sender:
-    """A request's response sender that keeps what it is given, or fails."""
-
-    def __init__(self, broken: bool = False) -> None:
-        self.sent: list[object] = []
-        self.broken = broken
-
-    def send(self, response: object, flags: object) -> None:
-        if self.broken:
-            raise RuntimeError("gone")
-        self.sent.append((response, flags))
-
-
-@pytest.mark.parametrize(("count", "waits"), [(1, 0), (2, 1), (5, 1)])
-def test_only_a_batch_of_several_is_lingered_after(execution, monkeypatch, count: int, waits: int) -> None:
-    """Everyone is answered before the wait; a request that was alone is not waited after."""
-    requests = [Request(number) for number in range(count)]
-    for request in requests:
-        request.sender = Sender()
-        request.get_response_sender = lambda sender=request.sender: sender
-    slept: list[int] = []
-    monkeypatch.setattr("time.sleep", lambda seconds: slept.append(sum(len(r.sender.sent) for r in requests)))
-
-    execution.execute_and_linger(requests, Doubler(), share=0.1)
-
-    assert slept == [count] * waits
-    assert [request.sender.sent[0][1] for request in requests] == ["final"] * count
-    assert [outcomes([request.sender.sent[0][0]])[0] for request in requests] == [[2 * n] for n in range(count)]
-
-
-def test_an_answer_that_cannot_be_sent_costs_nobody_elses(execution) -> None:
-    """The caller is gone; the others get theirs, and the log has a line."""
-    senders = [Sender(), Sender(broken=True), Sender()]
-    requests = [Request(number) for number in range(3)]
-    for request, sender in zip(requests, senders, strict=True):
-        request.get_response_sender = lambda sender=sender: sender
-
-    execution.execute_and_linger(requests, Doubler(), share=0)
-
-    assert [len(sender.sent) for sender in senders] == [1, 0, 1]
-    assert execution.logged[0].startswith("an answer could not be sent: RuntimeError at ")
 
 
 def test_when_every_request_is_refused_nothing_is_computed(execution) -> None:

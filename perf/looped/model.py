@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ensemble.artifacts import checked
-from ensemble.execution import CallCounter, Parameters, execute, output, tensor_of, version_folder
+from ensemble.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
 from ensemble.scores import Scores
 from ensemble.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
 
@@ -21,7 +21,7 @@ class TritonPythonModel:
         """Load the baseline's model."""
         file, self.manifest = checked(version_folder(args) / "model.pt")
         self.classify = TorchScriptClassifier(file, device_of(args), threads=Parameters(args).number("threads", int))
-        self.counter = CallCounter(args)
+        self.metrics = HandlerMetrics(args)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request."""
@@ -34,7 +34,7 @@ class TritonPythonModel:
     def compute(self, items: list[PaddedRows]) -> list[Scores]:
         """The fault: a loop where baseline stacks."""
         scores = [self.classify([rows], self.manifest.pad_token_id) for rows in items]
-        self.counter.report(self.classify.forward_passes)
+        self.metrics.report_calls(self.classify.forward_passes)
         return scores
 
     def write(self, scores: Scores, wanted: frozenset[str]) -> list[Any]:

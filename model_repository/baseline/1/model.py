@@ -3,7 +3,7 @@
 
 from ensemble.artifacts import checked
 from ensemble.errors import InvalidRequest
-from ensemble.execution import CallCounter, Parameters, execute, output, tensor_of, version_folder
+from ensemble.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
 from ensemble.packing import check_ids, check_lengths
 from ensemble.scores import Scores
 from ensemble.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
@@ -16,7 +16,7 @@ class TritonPythonModel:
         file, self.manifest = checked(version_folder(args) / "model.pt")
         threads = Parameters(args).number("threads", int)
         self.classify = TorchScriptClassifier(file, device_of(args), threads=threads)
-        self.counter = CallCounter(args)
+        self.metrics = HandlerMetrics(args)
 
     def execute(self, requests):
         return execute(requests, self)
@@ -34,7 +34,7 @@ class TritonPythonModel:
 
     def compute(self, items: list[PaddedRows]) -> list[Scores]:
         scores = self.classify(items, self.manifest.pad_token_id)
-        self.counter.report(self.classify.forward_passes)
+        self.metrics.report_calls(self.classify.forward_passes)
         return scores.cut([len(rows.input_ids) for rows in items])
 
     def write(self, scores: Scores, wanted: frozenset[str]):

@@ -4,7 +4,7 @@
 from itertools import chain
 
 from ensemble.artifacts import checked
-from ensemble.execution import CallCounter, Parameters, execute_and_linger, output, tensor_of, version_folder
+from ensemble.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
 from ensemble.onnx_classifier import OnnxClassifier
 from ensemble.packing import Ids, check_ids, check_lengths, without_padding
 from ensemble.passes import CostModel
@@ -19,11 +19,10 @@ class TritonPythonModel:
         file, self.manifest = checked(version_folder(args) / "model.onnx")
         cost = CostModel(parameters.number("attention_cost", float), parameters.number("pass_cost", float))
         self.classify = OnnxClassifier(file, cost, threads=parameters.number("threads", int))
-        self.linger = parameters.number("linger", float)
-        self.counter = CallCounter(args)
+        self.metrics = HandlerMetrics(args)
 
     def execute(self, requests):
-        execute_and_linger(requests, self, self.linger)
+        return execute(requests, self)
 
     def read(self, request) -> list[Ids]:
         input_ids = tensor_of(request, "input_ids")
@@ -34,7 +33,7 @@ class TritonPythonModel:
 
     def compute(self, items: list[list[Ids]]) -> list[Scores]:
         scores = self.classify(list(chain.from_iterable(items)))
-        self.counter.report(self.classify.forward_passes)
+        self.metrics.report_calls(self.classify.forward_passes)
         return scores.cut([len(rows) for rows in items])
 
     def write(self, scores: Scores, wanted: frozenset[str]):
