@@ -26,11 +26,16 @@ def read_config(file: Path) -> Any:
         return text_format.Parse(file.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
     except FileNotFoundError:
         raise ConfigError(f"{file} is missing: restore it from the project") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read ({error})") from error
     except text_format.ParseError as error:
         # The message begins "line:column : ...".
         raise ConfigError(f"{file}:{str(error).replace(' : ', ': ', 1).rstrip('.')}: correct it there") from error
+
+
+def leads_away(name: str) -> bool:
+    """Whether a name, put behind a folder, may mean something that is not in it."""
+    return "/" in name or name in (".", "..")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Contract:
         ensemble = read_config(_config_file(repository / ENSEMBLE, config_name))
         models = {ENSEMBLE: ensemble}
         for step in ensemble.ensemble_scheduling.step:
+            if leads_away(step.model_name):
+                raise ConfigError(f"{ENSEMBLE}: step {step.model_name!r} is no model's name: correct it")
             models[step.model_name] = read_config(_config_file(repository / step.model_name, config_name))
         contract = cls(repository, models)
         if problems := list(contract._problems()):
@@ -130,8 +137,8 @@ class Contract:
         yield from self._problems_of_edges()
         if "tokenizer" not in self.models:
             yield f"{ENSEMBLE}: no step is the tokenizer: restore its config from the project"
-        elif _whole_number(self.models["tokenizer"], "max_sequence_length") < 3:
-            yield "tokenizer: parameter max_sequence_length must be a whole number of at least 3"
+        else:
+            yield from _problems_of_limits(self.models["tokenizer"])
 
     def _problems_of_edges(self) -> Iterator[str]:
         """Every tensor of the ensemble must mean the same at both ends."""
@@ -156,6 +163,9 @@ def _problems_of_one(repository: Path, name: str, config: Any) -> Iterator[str]:
     """What is wrong with one config by itself."""
     if config.name != name:
         yield f"{name}: name is {config.name!r}: set it to the folder's name"
+    for file in _file_names(config):
+        if leads_away(file):
+            yield f"{name}: {file!r} leads out of the model's folder: give the name of a file in it"
     if not (repository / name / "1").is_dir():
         yield f"{name}: the version folder {name}/1 is missing: make it (git drops empty folders, so put a file in it)"
     if config.max_batch_size < 1:
@@ -170,6 +180,12 @@ def _problems_of_one(repository: Path, name: str, config: Any) -> Iterator[str]:
             yield f"{name}: {tensor.name} has a reshape, which an ensemble does not pass on: remove it"
     if config.platform != "ensemble" and not config.HasField("dynamic_batching"):
         yield f"{name}: dynamic_batching is missing, so every request would run alone: add dynamic_batching {{ }}"
+    batching = config.dynamic_batching
+    if batching.HasField("default_queue_policy") or batching.priority_queue_policy or batching.priority_levels:
+        yield (
+            f"{name}: dynamic_batching has a queue policy or priorities, with which requests wait up to half a second "
+            "for a model that is free: remove it; max_waiting_rows of the tokenizer bounds the queue"
+        )
     ragged_or_not = config.platform == "ensemble" or _parameter(config, "equal_lengths_only") == "true"
     for tensor in config.input:
         if -1 in tensor.dims and not (tensor.allow_ragged_batch or ragged_or_not):
@@ -188,6 +204,29 @@ def _problems_of_one(repository: Path, name: str, config: Any) -> Iterator[str]:
         )
     if config.platform == "ensemble" and not any(output.label_filename for output in config.output):
         yield f'{name}: no output has label_filename, so clients get no labels: add label_filename: "labels.txt"'
+
+
+def _file_names(config: Any) -> Iterator[str]:
+    """Whatever Triton would look for by a path that begins in the model's folder."""
+    yield from (config.default_model_filename, *config.cc_model_filenames.values())
+    yield from (output.label_filename for output in config.output)
+    yield from (entry.input_data_file for sample in config.model_warmup for entry in sample.inputs.values())
+    yield from (_parameter(config, key) for key in ("EXECUTION_ENV_PATH", "TRITON_BATCH_STRATEGY_PATH"))
+
+
+def _problems_of_limits(config: Any) -> Iterator[str]:
+    """The tokenizer's parameters, by themselves and against each other."""
+    least = {
+        "max_sequence_length": 3,
+        "max_text_bytes": 1,
+        "max_request_bytes": max(1, _whole_number(config, "max_text_bytes")),  # or no text of that size can be sent
+        "call_bytes": 1,
+        "max_waiting_rows": 1,
+        "ahead_rows": int(config.max_batch_size),  # or the classifier never gets a full batch
+    }
+    for key, value in least.items():
+        if _whole_number(config, key) < value:
+            yield f"tokenizer: parameter {key} must be a whole number of at least {value}"
 
 
 def _mismatch(where: str, wanted: Tensor | None, edge: str, given: Tensor | None) -> Iterator[str]:

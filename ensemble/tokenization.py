@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +59,13 @@ class TextTokenizer:
             raise ConfigError(f"{file} must have truncation and no padding, as export writes it: run make export")
         self.max_length: int = truncation["max_length"]
         self.calls = 0
+        self._counting = threading.Lock()
         self._special_tokens: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
 
     def __call__(self, texts: Sequence[str]) -> list[TokenizedText]:
         """Tokenize all texts in one call of the library; one result per text, in order."""
-        self.calls += 1
+        with self._counting:
+            self.calls += 1
         encodings = self._tokenizer.encode_batch_fast(texts)
         return [
             TokenizedText(
@@ -71,6 +74,15 @@ class TextTokenizer:
             )
             for encoding in encodings
         ]
+
+
+def check_size(texts: Sequence[bytes], *, max_bytes: int) -> None:
+    """Raises InvalidRequest if all texts of a request together are too long."""
+    if (size := sum(map(len, texts))) > max_bytes:
+        raise InvalidRequest(
+            f"text: {len(texts)} rows have {size} bytes together, more than the {max_bytes} this server accepts in one "
+            "request (max_request_bytes): send fewer rows, or the beginning of each"
+        )
 
 
 def decode(text: bytes, *, row: int, max_bytes: int) -> str:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's plug for the tokenizer: BYTES in, ids out, one tokenizer call per execute()."""
+"""Triton's plug for the tokenizer: BYTES in, ids out, one tokenizer call for all that go on together."""
 
+import threading
 from itertools import chain, islice
 
 import numpy as np
 
 from ensemble.artifacts import checked
 from ensemble.errors import InvalidRequest
-from ensemble.execution import CallCounter, Parameters, execute, output, tensor_of, version_folder
+from ensemble.execution import HandlerMetrics, Parameters, output, tensor_of, version_folder
+from ensemble.gated_execution import Gate
 from ensemble.packing import length_carrier, padded
-from ensemble.tokenization import TextTokenizer, TokenizedText, decode
+from ensemble.tokenization import TextTokenizer, TokenizedText, check_size, decode
 
 
 class TritonPythonModel:
@@ -18,23 +20,34 @@ class TritonPythonModel:
     def initialize(self, args):
         parameters = Parameters(args)
         self.max_text_bytes = parameters.number("max_text_bytes", int)
+        self.max_request_bytes = parameters.number("max_request_bytes", int)
         file, manifest = checked(version_folder(args) / "tokenizer.json")
         self.tokenizer = TextTokenizer(file, threads=parameters.number("tokenizer_threads", int))
         self.pad_token_id = manifest.pad_token_id
-        self.counter = CallCounter(args)
+        self.metrics, self.counting = HandlerMetrics(args), threading.Lock()
+        self.gate = Gate(args, self)
 
     def execute(self, requests):
-        return execute(requests, self)
+        return self.gate.execute(requests)
+
+    def finalize(self):
+        self.gate.close()
 
     def read(self, request) -> list[str]:
         texts = tensor_of(request, "text")
         if texts.ndim != 2 or texts.shape[1] != 1:
             raise InvalidRequest(f"text: shape {list(texts.shape)} is not [rows, 1]: send one text per row")
-        return [decode(text, row=row, max_bytes=self.max_text_bytes) for row, text in enumerate(texts[:, 0])]
+        read = [decode(text, row=row, max_bytes=self.max_text_bytes) for row, text in enumerate(texts[:, 0])]
+        check_size(texts[:, 0], max_bytes=self.max_request_bytes)
+        return read
+
+    def size(self, texts: list[str]) -> tuple[int, int]:
+        return len(texts), sum(len(text.encode()) for text in texts)
 
     def compute(self, items: list[list[str]]) -> list[list[TokenizedText]]:
         rows = iter(self.tokenizer(list(chain.from_iterable(items))))
-        self.counter.report(self.tokenizer.calls)
+        with self.counting:
+            self.metrics.report_calls(self.tokenizer.calls)
         return [list(islice(rows, len(texts))) for texts in items]
 
     def write(self, rows: list[TokenizedText], wanted: frozenset[str]):

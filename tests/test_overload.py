@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A queue that is full, callers who give up, texts that are long: through the real server, by counts and order.
+
+The classifier is one that runs only while the test lets it, so what waits waits as long as the test wants it to.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as grpc
+from triton_requests import texts_input
+
+from ensemble import Client, Overloaded
+from ensemble.pending import PendingRequests
+from ensemble.server import Server, ServerOptions
+
+CLASSIFIER = """
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = Path(args["model_repository"])
+
+    def execute(self, requests):
+        shapes = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy().shape for request in requests]
+        with (self.folder / "seen").open("a") as file:
+            file.writelines(f"{length - 2}\\n" for rows, length in shapes)
+        while (self.folder / "shut").exists():
+            time.sleep(0.002)
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor(name, np.zeros((rows, 2), dtype=np.float32)) for name in ("logits", "probabilities")]
+            )
+            for rows, _ in shapes
+        ]
+"""
+
+
+class Bench:
+    """The server, and what the test may do to it. A request is 64 rows of so many words, which is also its name."""
+
+    def __init__(self, server: Server, classifier: Path) -> None:
+        self.server, self._classifier = server, classifier
+        self.client = grpc.InferenceServerClient(server.url)
+        self._pending = PendingRequests(("127.0.0.1", server.metrics_port))
+        self.ended: list[int] = []
+        self.results: dict[int, object] = {}
+
+    def shut(self) -> None:
+        (self._classifier / "seen").write_text("")
+        (self._classifier / "shut").touch()
+
+    def open(self) -> None:
+        (self._classifier / "shut").unlink(missing_ok=True)
+
+    def send(self, name: int, rows: int = 64, **options: object) -> object:
+        return self.client.async_infer(
+            "text_classifier", [texts_input(["a " * name] * rows)], callback=partial(self._end, name), **options
+        )
+
+    def _end(self, name: int, result: object, error: object) -> None:
+        self.results[name] = error or result
+        self.ended.append(name)
+
+    def fill(self) -> None:
+        """Shut it: request 1 is being classified, 2 was sent ahead. Who comes now has to wait."""
+        self.shut()
+        self.send(1)
+        self.until(lambda: self.seen() == [1])
+        self.send(2)
+        self.until(lambda: self._pending()["classifier"] == 1)
+
+    def seen(self) -> list[int]:
+        """Who came to the classifier, in order."""
+        return [int(line) for line in (self._classifier / "seen").read_text().split()]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, (self.seen(), self.ended, self._pending())
+            time.sleep(0.005)
+
+    def metric(self, name: str) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.server.metrics_port}/metrics", timeout=10) as response:
+            found = re.search(rf"^{re.escape(name)} (\d+)$", response.read().decode(), re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    def tokenizer_calls(self) -> int:
+        return self.metric('onepass_model_calls_total{model="tokenizer",version="1"}') or self.metric(
+            'onepass_model_calls_total{model="tokenizer"}'
+        )
+
+    def wait_for_rows(self, rows: int) -> None:
+        """Until so many wait in the tokenizer."""
+        self.until(lambda: self.metric('onepass_waiting_rows{model="tokenizer"}') == rows)
+
+    def queue(self, *names: int) -> None:
+        """One behind the other."""
+        for place, name in enumerate(names, start=1):
+            self.send(name)
+            self.wait_for_rows(64 * place)
+
+    def error(self, name: int) -> tuple[str, str]:
+        error = self.results[name]
+        assert isinstance(error, grpc.InferenceServerException), error
+        return error.status().removeprefix("StatusCode."), error.message()
+
+
+@pytest.fixture(scope="module")
+def small_queue(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """128 rows may wait, 64 are sent ahead."""
+    copy = Path(shutil.copytree(repository, tmp_path_factory.mktemp("overload") / "model_repository", symlinks=True))
+    (copy / "classifier/1/model.py").write_text(CLASSIFIER)
+    config = copy / "tokenizer/config.pbtxt"
+    text = config.read_text()
+    for key, value in (("max_waiting_rows", 128), ("ahead_rows", 64)):
+        text, count = re.subn(rf'(key: "{key}" value {{ string_value: )"\d+"', rf'\1"{value}"', text)
+        assert count == 1
+    config.write_text(text)
+    options = ServerOptions(copy, config_name="cpu", http_port=0, grpc_port=0, metrics_port=0)
+    with Server(options) as server:
+        bench = Bench(server, copy / "classifier")
+        yield bench
+        bench.client.close()
+        bench._pending.close()
+
+
+@pytest.fixture
+def bench(small_queue: Bench) -> Iterator[Bench]:
+    """Empty before, and open after, whatever becomes of the test."""
+    small_queue.ended.clear()
+    small_queue.results.clear()
+    yield small_queue
+    small_queue.open()
+    small_queue.until(lambda: sum(small_queue._pending().values()) == 0)
+    assert small_queue.client.infer("text_classifier", [texts_input(["as before"])]).as_numpy("logits").shape == (1, 2)
+
+
+def test_a_full_queue_refuses_at_once_and_answers_all_it_took_in_order(bench: Bench) -> None:
+    """Four of twelve requests are taken; no text of the others is tokenized, and their callers hear of it meanwhile."""
+    calls, refusals = bench.tokenizer_calls(), bench.metric(REFUSED.format("queue full"))
+    bench.fill()
+    bench.queue(3, 4)
+    for name in range(5, 13):
+        bench.send(name)
+    bench.until(lambda: len(bench.ended) == 8)
+
+    assert sorted(bench.ended) == list(range(5, 13))
+    for name in range(5, 13):
+        status, message = bench.error(name)
+        assert status == "UNAVAILABLE"
+        assert "Exceeds maximum queue size: 128 rows (max_waiting_rows) wait already" in message
+    assert bench.tokenizer_calls() - calls == 2
+    bench.open()
+    bench.until(lambda: len(bench.ended) == 12)
+    assert bench.seen() == [1, 2, 3, 4]
+    for name in range(1, 5):
+        assert bench.results[name].as_numpy("logits").shape == (64, 2)
+    assert bench.metric(REFUSED.format("queue full")) - refusals == 8
+
+
+REFUSED = 'onepass_refused_requests_total{{model="tokenizer",reason="{}"}}'
+
+
+def test_the_client_calls_a_refusal_overloaded_and_waits_for_room(bench: Bench) -> None:
+    """Without retries it is an Overloaded; with them the call succeeds once there is room."""
+    bench.fill()
+    bench.queue(3, 4)
+    with Client(bench.server.url, retries=0) as client, pytest.raises(Overloaded, match="is full .*max_waiting_rows"):
+        client.classify(["no room"])
+
+    bench.open()
+    with Client(bench.server.url, retries=20, timeout_seconds=60) as client:
+        assert len(client.classify(["room again"])) == 1
+
+
+def test_who_gives_up_while_waiting_is_not_computed(bench: Bench) -> None:
+    """A cancelled call, one past its deadline, and one whose channel was closed: the classifier sees none of them."""
+    bench.fill()
+    waiting = bench.send(3)
+    bench.send(4, rows=8, client_timeout=1.0)
+    with grpc.InferenceServerClient(bench.server.url, channel_args=[("grpc.use_local_subchannel_pool", 1)]) as leaving:
+        leaving.async_infer("text_classifier", [texts_input(["a " * 5] * 8)], callback=lambda result, error: None)
+        bench.send(6, rows=8)
+        bench.wait_for_rows(64 + 8 + 8 + 8)
+    waiting.cancel()
+    bench.until(lambda: {3, 4} <= set(bench.ended))
+    time.sleep(0.3)  # the server hears of it by another thread than the next call
+
+    bench.open()
+    bench.until(lambda: set(bench.ended) == {1, 2, 3, 4, 6})
+    assert bench.error(3)[0] == "CANCELLED" and bench.error(4)[0] == "DEADLINE_EXCEEDED"
+    assert bench.seen() == [1, 2, 6]
+
+
+def test_a_timeout_ends_the_waiting(bench: Bench) -> None:
+    """`timeout`, in microseconds, is for the queue: its caller is refused, the others wait on, and it is never computed."""
+    refusals = bench.metric(REFUSED.format("timeout"))
+    bench.fill()
+    bench.send(3, rows=8, timeout=100_000)
+    bench.send(4, rows=8, timeout=600_000_000)
+    bench.until(lambda: bench.ended == [3])
+
+    status, message = bench.error(3)
+    assert status == "UNAVAILABLE" and "Request timeout expired" in message
+    bench.open()
+    bench.until(lambda: len(bench.ended) == 4)
+    assert bench.seen() == [1, 2, 4]
+    assert bench.metric(REFUSED.format("timeout")) - refusals == 1
+
+
+def test_short_texts_do_not_wait_for_long_ones(bench: Bench) -> None:
+    """A quarter of a megabyte of text, then twenty short texts: all of those are answered first."""
+    bench.send(2000, rows=64)
+    bench.wait_for_rows(64)
+    for name in range(1, 21):
+        bench.send(name, rows=1)
+    bench.until(lambda: len(bench.ended) == 21)
+
+    assert bench.ended[-1] == 2000
+    assert bench.results[2000].as_numpy("logits").shape == (64, 2)
