@@ -12,12 +12,17 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp
 WORKDIR /src
-COPY constraints.txt ./
-# Several GB, so ahead of all that changes. PyPI has this version for CUDA 13, which needs driver 580 or later; for an older
-# one, TORCH_INDEX is the address of PyTorch's index for CUDA 12.
+COPY requirements/handlers.txt requirements/torch-cuda.txt requirements/
+# Several GB, so ahead of all that changes. PyPI has this version of torch for CUDA 13, which needs driver 580 or later; for
+# an older one, TORCH_INDEX is the address of PyTorch's index for CUDA 12, whose files have no hash here.
 ARG TORCH_INDEX=
-RUN python3 -m pip install --no-cache-dir --constraint constraints.txt \
-    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} torch
+RUN if [ -z "${TORCH_INDEX}" ]; then \
+        python3 -m pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/torch-cuda.txt; \
+    else \
+        python3 -m pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" \
+            "$(grep --only-matching '^torch==[0-9.]*' requirements/torch-cuda.txt)"; \
+    fi \
+    && python3 -m pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/handlers.txt
 
 
 FROM base AS export
@@ -34,7 +39,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY ensemble ensemble
 COPY export export
 COPY perf perf
-RUN python3 -m pip install --no-cache-dir --constraint constraints.txt '.[handlers,export]'
+COPY requirements/export.txt requirements/
+RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/export.txt \
+    && python3 -m pip install --no-cache-dir --no-deps --no-build-isolation .
 WORKDIR /onepass
 # triton-server, in every release.
 USER 1000:1000
@@ -47,12 +54,13 @@ COPY pyproject.toml README.md LICENSE ./
 COPY ensemble ensemble
 COPY export export
 COPY perf perf
-RUN python3 -m pip install --no-cache-dir --constraint constraints.txt '.[handlers]'
+RUN python3 -m pip install --no-cache-dir --no-deps --no-build-isolation .
 WORKDIR /onepass
 USER 1000:1000
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
-# A classification, because a server whose tokenizer or classifier died still says that it is ready.
+# A classification, because a server whose tokenizer or classifier died still says that it is ready. The launcher heals
+# such a model by itself, within seconds.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=130s --retries=3 \
-    CMD ["bash", "-c", "python3 -m ensemble classify --timeout-seconds 5 'Is anybody there?' || exit 1"]
+    CMD ["python3", "-m", "ensemble", "probe", "--deadline-seconds", "5"]
 CMD ["python3", "-m", "ensemble", "serve", "--address", "0.0.0.0"]

@@ -133,11 +133,14 @@ def sha256_of(file: Path) -> str:
 def checked(link: Path) -> tuple[Path, Manifest]:
     """The installed file behind a link and its manifest, once its hash is what the manifest says.
 
-    Raises ConfigError if the file is missing or was changed since it was exported.
+    Raises ConfigError if the file is missing, lies outside the repository or was changed since it was exported.
     """
     if not link.is_file():
         raise ConfigError(f"{link} is missing: run make export")
     file = link.resolve()
+    # A link is in the folder of its model, or of the model's version.
+    if file.parent.parent not in [(place / FOLDER).resolve() for place in link.absolute().parents[1:3]]:
+        raise ConfigError(f"{link} leads to {file}, which is not among the files of an export: run make export")
     manifest = Manifest.read(file.parent)
     if manifest.sha256.get(file.name) != sha256_of(file):
         raise ConfigError(f"{link} is not the file that was exported (its sha256 differs): run make export")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ensemble.artifacts import CURRENT, FOLDER, FP16_ONNX, PLAN, Engine, Manifest, sha256_of, verify
+from ensemble.artifacts import CURRENT, FOLDER, FP16_ONNX, MANIFEST, PLAN, Engine, Manifest, sha256_of, verify
 from ensemble.choice import config_name_of
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, ServerError
@@ -22,6 +22,7 @@ from ensemble.runtime import find_runtime
 # Where the TensorRT config looks for the plan, and Triton for what keeps one long text from making a batch dear.
 PLAN_LINK = Path("classifier/1") / PLAN
 BATCHING = Path("classifier/batchstrategy.so")
+TOKENIZER = Path("tokenizer/1/tokenizer.json")
 
 BUILD = "run make export TARGET=tensorrt"
 
@@ -85,13 +86,38 @@ def sound(repository: Path, config_name: str | None) -> tuple[Contract, Manifest
     Raises ConfigError.
     """
     contract = Contract.read(repository, config_name)
-    manifest = verify(repository, contract.models)
+    try:
+        manifest = verify(repository, contract.models)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be read ({error.strerror}): make it readable for the user who serves, or run "
+            "make export again"
+        ) from error
     if manifest.max_length > contract.max_sequence_length:
         raise ConfigError(
             f"{repository}: exported for {manifest.max_length} tokens, max_sequence_length in tokenizer/config.pbtxt "
             f"is {contract.max_sequence_length}: run make export again"
         )
     return contract, manifest
+
+
+def check_tokenizer(repository: Path, manifest: Manifest) -> None:
+    """Raises ConfigError if the tokenizer has more tokens than the model has embeddings, or cuts at another length."""
+    from tokenizers import Tokenizer  # here, because checking an engine does without it
+
+    file = repository / TOKENIZER
+    tokenizer = Tokenizer.from_file(str(file))
+    if tokenizer.get_vocab_size() > manifest.vocab_size:
+        raise ConfigError(
+            f"{file} has {tokenizer.get_vocab_size()} tokens, the model has vocab_size {manifest.vocab_size} in "
+            f"{MANIFEST}: run make export again"
+        )
+    length = (tokenizer.truncation or {}).get("max_length")
+    if length != manifest.max_length:
+        raise ConfigError(
+            f"{file} cuts at {length} tokens, the model has max_length {manifest.max_length} in {MANIFEST}: "
+            "run make export again"
+        )
 
 
 def engine_problems(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the Triton server in the foreground, until Ctrl-C or SIGTERM."""
+"""Run the Triton server in the foreground, and heal its models, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from ensemble.admin_key import GRPC_HEADER, HTTP_HEADER, new_key, read_key
 from ensemble.artifacts import CURRENT, FOLDER, MANIFEST, Manifest
 from ensemble.choice import CLASSIFIERS, Choice, choose
+from ensemble.contract import Contract
 from ensemble.errors import ConfigError
 from ensemble.gpu import visible_gpus
-from ensemble.preflight import engine_problems, sound
+from ensemble.pipeline_question import PipelineQuestion
+from ensemble.preflight import check_tokenizer, engine_problems, sound
+from ensemble.room import check_shared_memory
 from ensemble.runtime import find_runtime
 from ensemble.server import Server, ServerOptions
+from ensemble.supervisor import Supervisor
+from ensemble.tls_files import TlsFiles
+
+# For the first classification, which a model may have to warm up for.
+FIRST_ANSWER_SECONDS = 60.0
 
 
 class Stop(BaseException):
@@ -32,6 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     for protocol, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         parser.add_argument(f"--{protocol}-port", type=_port, default=port, help="default: %(default)s; 0: any")
+    parser.add_argument(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help="holds the key that opens repository control, shared memory, trace and logging (headers "
+        f"{GRPC_HEADER} and, on HTTP, {HTTP_HEADER}); default: a new one that only this process knows",
+    )
+    parser.add_argument(
+        "--trace-url",
+        metavar="URL",
+        help="an OpenTelemetry collector, OTLP over HTTP, that gets traces (deploy/tracing/README.md); default: none",
+    )
+    parser.add_argument(
+        "--trace-rate", type=_positive, default=100, metavar="N", help="of one request in N (default: %(default)s)"
+    )
+    tls = parser.add_argument_group("TLS on the gRPC port (HTTP then listens on 127.0.0.1 only: it knows no TLS)")
+    tls.add_argument("--tls-certificate", type=Path, metavar="FILE", help="of the server, PEM")
+    tls.add_argument("--tls-key", type=Path, metavar="FILE", help="of the certificate, PEM, without a passphrase")
+    tls.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="let in only callers with a certificate of it")
 
 
 def add_classifier(parser: argparse.ArgumentParser) -> None:
@@ -49,31 +78,27 @@ def add_classifier(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop: 0, or 1 if a second signal cut that short.
 
-    A start that fails, or a server that ends by itself, raises ServerError.
+    A start that fails, and a server that ends by itself or whose models cannot be healed, raise ServerError.
     """
-    server, choice = open_server(
-        args.repository,
-        args.classifier,
-        args.address,
-        args.http_port,
-        args.grpc_port,
-        args.metrics_port,
-        log=_to_stderr,
-    )
+    service = prepare(args.repository, args.classifier, _options(args), log=_to_stderr)
+    server, choice = service.server, service.choice
     print(choice.why, flush=True)
     signals = _Signals(server)
     try:
         server.start()
+        PipelineQuestion(server.api, service.contract).check_answer(len(service.manifest.labels), FIRST_ANSWER_SECONDS)
+        supervisor = Supervisor(server, service.contract, _to_stderr)
         print(
-            f"ready: text_classifier ({choice.classifier}) at grpc {server.url}, "
-            f"http {args.address}:{server.http_port}, metrics {args.address}:{server.metrics_port}/metrics; "
+            f"ready: text_classifier ({choice.classifier}) at grpc {server.url}{' (TLS)' if args.tls_key else ''}, "
+            f"http {server.http_address}:{server.http_port}, metrics {args.address}:{server.metrics_port}/metrics; "
             "Ctrl-C stops it",
             flush=True,
         )
-        server.wait()
+        supervisor.run()
     except Stop:
-        print("stopping: answering what is in flight; a second signal ends at once", file=sys.stderr, flush=True)
+        _to_stderr("stopping: answering what is in flight; a second signal ends at once")
         server.stop()
+        _to_stderr("stopped" if not signals.second else "stopped at once: what was in flight is lost")
     finally:
         server.kill()
     return 1 if signals.second else 0
@@ -96,36 +121,63 @@ class _Signals:
         self.server.end_processes()
 
 
-def open_server(
-    repository: Path,
-    asked: str,
-    address: str = "127.0.0.1",
-    http: int = 0,
-    grpc: int = 0,
-    metrics: int = 0,
-    *,
-    log: Callable[[str], None] = lambda line: None,
-) -> tuple[Server, Choice]:
-    """A server, not yet started, and what it will serve, once the repository is known to be sound.
+@dataclass(frozen=True)
+class Service:
+    """A server, not yet started, and what it will serve."""
 
-    asked: one of CLASSIFIERS. Raises ConfigError or ServerError.
+    server: Server
+    choice: Choice
+    contract: Contract
+    manifest: Manifest
+
+
+def prepare(
+    repository: Path, asked: str, options: ServerOptions, *, log: Callable[[str], None] = lambda line: None
+) -> Service:
+    """All that can be known before a server starts, once it is known to be sound.
+
+    asked: one of CLASSIFIERS. options: where to listen, and to whom; what to serve is filled in here.
+    Raises ConfigError or ServerError.
     """
     runtime, gpus = find_runtime(), visible_gpus()
     choice = choose(asked, gpus, _installed(repository), runtime)
     contract, manifest = sound(repository, choice.config_name)
+    check_tokenizer(repository, manifest)
     if choice.classifier == "tensorrt" and (
         problems := engine_problems(repository, contract, manifest, runtime.tensorrt, gpus.devices)
     ):
         raise ConfigError("\n".join(problems))
-    options = ServerOptions(
-        repository,
-        choice.config_name,
-        address=address,
-        http_port=http,
-        grpc_port=grpc,
-        metrics_port=metrics,
+    check_shared_memory(contract, len(gpus.devices))
+    options = replace(options, repository=repository, config_name=choice.config_name)
+    return Service(Server(options, runtime, log=log), choice, contract, manifest)
+
+
+def open_server(repository: Path, asked: str) -> tuple[Server, Choice]:
+    """A server on free ports of 127.0.0.1, not yet started, and what it will serve.
+
+    asked: one of CLASSIFIERS. Raises ConfigError or ServerError.
+    """
+    service = prepare(repository, asked, ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0))
+    return service.server, service.choice
+
+
+def _options(args: argparse.Namespace) -> ServerOptions:
+    """Where the arguments say to listen, and to whom. Raises ConfigError for files that do not fit."""
+    if (args.tls_certificate is None) != (args.tls_key is None):
+        raise ConfigError("--tls-certificate and --tls-key go together: give both, or neither")
+    if args.tls_client_ca and args.tls_key is None:
+        raise ConfigError("--tls-client-ca needs --tls-certificate and --tls-key: give them, or leave it out")
+    tls = TlsFiles(args.tls_certificate, args.tls_key, args.tls_client_ca) if args.tls_key else None
+    key = read_key(args.admin_key_file) if args.admin_key_file else new_key()
+    return ServerOptions(
+        args.repository,
+        address=args.address,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        admin_key=key,
+        tls=tls,
     )
-    return Server(options, runtime, log=log), choice
 
 
 def _installed(repository: Path) -> Manifest | None:
@@ -135,7 +187,7 @@ def _installed(repository: Path) -> Manifest | None:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(line, file=sys.stderr, flush=True)
 
 
 def _port(text: str) -> int:
@@ -143,3 +195,10 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535")
     return port
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number

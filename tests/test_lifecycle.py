@@ -328,15 +328,25 @@ def test_an_address_or_port_that_cannot_be_used_is_named(serve: Serve, arguments
     assert re.match(message, errors) and errors.count("\n") == 1
 
 
-def test_a_killed_launcher_takes_its_server_along(serve: Serve) -> None:
-    """kill -9 of the command, which can do nothing about it: the kernel tells the server, and it ends."""
+def test_a_launcher_that_was_killed_can_be_started_again_at_once(serve: Serve, tmp_path: Path) -> None:
+    """kill -9 of the command, which can do nothing about it: the kernel ends its server, on whose ports another starts.
+
+    That one clears away what the first has left in the temporary folder and in /dev/shm.
+    """
     process = serve()
-    ready_line(process)
+    ports = re.search(r"grpc \S+:(\d+), http \S+:(\d+), metrics \S+:(\d+)/", ready_line(process)).groups()
     processes = descendants(process.pid)
+    prefix = region_prefix(processes)
+    (left,) = tmp_path.iterdir()
 
     process.kill()
+    process.wait()
+    arguments = zip(("--grpc-port", "--http-port", "--metrics-port"), ports, strict=True)
+    again = serve(*(argument for pair in arguments for argument in pair))
 
+    assert f"127.0.0.1:{ports[0]}," in ready_line(again)
     assert all_end(processes)
+    assert (left.exists(), regions(prefix)) == (False, set())
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_the_server(repository: Path, server: Server) -> None:
@@ -424,8 +434,8 @@ def test_a_server_that_dies_ends_the_command(serve: Serve) -> None:
     """Exit code 1, a line that says so, and its stubs do not stay."""
     process = serve()
     ready_line(process)
-    (server,) = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     processes = descendants(process.pid)
+    (server,) = [pid for pid in processes if descendants(pid)]
 
     os.kill(server, signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
@@ -480,6 +490,6 @@ def test_the_stub_finds_installed_packages_only(server: Server) -> None:
     """The server's working folder is an empty one of its own, so nothing is imported from a checkout by chance."""
     folder = Path(f"/proc/{server.pid}/cwd").resolve()
 
-    assert folder.name.startswith("tritonserver-")
+    assert folder.name.startswith("onepass-server-")
     # .ses is a mark of the GPU telemetry library.
     assert {path.name for path in folder.iterdir()} - {".ses"} == {"tritonserver", "backends", "repository"}
