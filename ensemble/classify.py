@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ensemble.client import Classification, Client, ClientOptions
-from ensemble.client_options import DEFAULT_URL
+from ensemble.client_options import DEFAULT_URL, TLS_FILES
 from ensemble.errors import InvalidRequest, PipelineError, Unavailable
 
 if TYPE_CHECKING:
@@ -47,12 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "texts", nargs="*", metavar="TEXT", help="a text; without any, every line of standard input (UTF-8) is one"
     )
-    parser.add_argument("--url", default=DEFAULT_URL, help="host:port of Triton's gRPC service (default: %(default)s)")
+    parser.add_argument(
+        "--url", default=DEFAULT_URL, metavar="HOST:PORT",
+        help="Triton's gRPC service; several servers: ADDRESS:PORT,ADDRESS:PORT (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--model", default=ClientOptions.model, help="the ensemble to ask (default: %(default)s)")
     parser.add_argument(
         "--timeout-seconds", type=float, default=ClientOptions.timeout_seconds, metavar="S",
         help=f"time for each {BATCH} texts, retries included (default: %(default)s)",
     )  # fmt: skip
+    tls = parser.add_argument_group("TLS (any of these turns it on; files are PEM)")
+    tls.add_argument("--ssl", action="store_true", help="speak TLS, trusting the public authorities that gRPC knows")
+    tls.add_argument("--root-certificates", metavar="FILE", help="trust those who are in FILE instead")
+    tls.add_argument("--certificate-chain", metavar="FILE", help="the client's certificate, for mutual TLS")
+    tls.add_argument("--private-key", metavar="FILE", help="and its key")
+    tls.add_argument("--server-name", metavar="NAME", help="the name in the server's certificate, if --url has another")
     parser.add_argument(
         "--format", choices=("table", "jsonl"), help="default: table on a terminal, jsonl into a file or pipe"
     )
@@ -61,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Classify what `args` name and print the answers; the exit status is said in --help."""
     try:
-        client = Client(args.url, model=args.model, timeout_seconds=args.timeout_seconds)
+        client = Client(args.url, model=args.model, timeout_seconds=args.timeout_seconds, **_tls(args))
     except InvalidRequest as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -74,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _tls(args: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(args, name) for name in (*TLS_FILES, "server_name")}
+    return {"ssl": args.ssl or any(value is not None for value in given.values()), **given}
 
 
 def table(rows: Iterable[Classification | Failure]) -> Table:

@@ -12,9 +12,13 @@ The two clients promise the same and differ in the waiting only:
   `batch_limit=1` sends one text a request; Triton batches requests either way.
 - `classify` gives every answer or raises the first error and cancels the rest. `classify_each` loses nothing: an error
   takes the place of the text it is about. A request refused for its content is halved until the bad text stands alone.
-- `timeout_seconds` covers the whole call. Within it, requests that found nobody or a full queue are tried again.
-- One client, one channel, made for reuse: keep it. No keepalive pings are sent: Triton closes connections that ping
-  more often than every five minutes, and the deadline notices a dead peer earlier.
+- `timeout_seconds` covers the whole call. Within it, requests that found nobody or a full queue are tried again
+  (`retries`, 0 to be told at once), with growing pauses and jitter. A text that was refused never is. That is safe:
+  classifying twice gives the same answer and changes nothing.
+- Several servers, "10.0.0.1:8001,10.0.0.2:8001", or one name that stands for several: requests take turns, servers
+  without a connection are left out, and what is tried again goes to the next one.
+- One client, one channel, made for reuse: keep it. A peer that vanishes is noticed after 10 s; one that is there and
+  hangs, by the deadline.
 
 Knows nothing of models, tokenizers or the repository's files.
 """
@@ -48,7 +52,8 @@ class Client(BaseClient):
         """Connects at the first call.
 
         Args:
-            url: `host:port` of the server's gRPC port, 8001 by default there.
+            url: `host:port` of the server's gRPC port, 8001 by default there; of several servers, their numeric
+                addresses `address:port`, all IPv4 or all IPv6, with commas between.
             options, fields: see ClientOptions; `Client(url, timeout_seconds=5)` is the usual form.
 
         Raises:
@@ -57,7 +62,7 @@ class Client(BaseClient):
         super().__init__(url, options=options, **fields)
         self._slots = threading.Semaphore(self.options.in_flight)
         self._sending = threading.Lock()
-        self._rpc = grpc.InferenceServerClient(**self._connection_arguments())
+        self._rpc = grpc.InferenceServerClient(**self._connection)
 
     def classify(self, texts: Texts, *, timeout_seconds: float | None = None) -> list[Classification]:
         """One answer a text, in order, within `timeout_seconds` (None: the options').

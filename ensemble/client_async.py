@@ -68,7 +68,7 @@ class AsyncClient(BaseClient):
         self._check_open()
         loop = asyncio.get_running_loop()
         if self._rpc is None:
-            self._rpc, self._loop = aio.InferenceServerClient(**self._connection_arguments()), loop
+            self._rpc, self._loop = aio.InferenceServerClient(**self._connection), loop
         if self._loop is not loop:
             raise InvalidRequest("this client is in use in another event loop: make one in each")
         return self._rpc

@@ -6,52 +6,28 @@ Knows nothing of threads or event loops, and of texts only how many a call has.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
-from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
 from ensemble.client_call import Call, Deadline, pause_before_retry
-from ensemble.client_options import DEFAULT_URL, ClientOptions, check_seconds, check_url
+from ensemble.client_channel import check_servers, connection_arguments
+from ensemble.client_options import DEFAULT_URL, ClientOptions, check_seconds
 from ensemble.client_wire import pipeline_error
 from ensemble.errors import Cancelled, InvalidRequest, Unavailable
-
-_LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\]):")
 
 
 class BaseClient:
     """What both clients are made with. `options` in one piece, or any of its fields by name, or both."""
 
     def __init__(self, url: str = DEFAULT_URL, *, options: ClientOptions | None = None, **fields: Any) -> None:
-        self.url = check_url(url)
+        servers = check_servers(url)
+        self.url = url
         self.options = replace(options or ClientOptions(), **fields)
+        self._connection = connection_arguments(servers, self.options)
         self._batch_limit = self.options.batch_limit
         self._closed = False
-
-    def _connection_arguments(self) -> dict[str, Any]:
-        """For tritonclient's InferenceServerClient of either kind."""
-        connect_ms = max(100, int(self.options.connect_timeout_seconds * 1000))
-        certificates = self.options.root_certificates
-        return {
-            "url": self.url,
-            "ssl": self.options.ssl,
-            "root_certificates": None if certificates is None else str(certificates),
-            "channel_args": [
-                ("grpc.max_send_message_length", grpc.MAX_GRPC_MESSAGE_SIZE),
-                ("grpc.max_receive_message_length", grpc.MAX_GRPC_MESSAGE_SIZE),
-                # The first is also gRPC's time-out for one attempt to connect, 20 s if left alone. The others let a
-                # retry meet a fresh attempt, where gRPC's own pause would be a second and more.
-                ("grpc.min_reconnect_backoff_ms", connect_ms),
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1000),
-                # Else clients of one process share a connection, and the pauses after another one's failures.
-                ("grpc.use_local_subchannel_pool", 1),
-                # A proxy that the environment names cannot reach this machine's own loopback.
-                *([("grpc.enable_http_proxy", 0)] if _LOOPBACK.match(self.url) else []),
-            ],
-        }
 
     def _config_arguments(self, call: Call) -> dict[str, Any]:
         return {

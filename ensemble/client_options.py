@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext, SSLError
 from typing import Any
 
 from ensemble.errors import InvalidRequest
@@ -16,8 +17,11 @@ from ensemble.errors import InvalidRequest
 DEFAULT_URL = "127.0.0.1:8001"
 DEFAULT_MODEL = "text_classifier"
 
-# gRPC counts some of them in milliseconds of 32 bits, which is 24 days.
-_LONGEST_SECONDS = 86400.0
+# Nobody waits longer for one call; a larger number is one of milliseconds, most likely.
+_LONGEST_SECONDS = 3600.0
+
+# The options that are PEM files.
+TLS_FILES = ("root_certificates", "certificate_chain", "private_key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,8 @@ class ClientOptions:
     #: Texts in one request. None: `max_batch_size` of the server's model, asked for once, at the first call with more
     #: than one text. 1: every text travels alone and the server alone does the batching.
     batch_limit: int | None = None
-    #: Bytes of text in one request. Other gRPC programs on the way, such as proxies, refuse 4 MiB and more by default.
-    max_request_bytes: int = 4_000_000
+    #: Bytes of text in one request, a little less than the `max_request_bytes` of the tokenizer's config.
+    max_request_bytes: int = 250_000
     #: Requests on their way at any moment, over all calls and threads that share the client.
     in_flight: int = 8
     #: Further tries after the first, for a request that found nobody or a full queue.
@@ -43,9 +47,15 @@ class ClientOptions:
     backoff_cap_seconds: float = 2.0
     #: Sent with every request: a proxy's token, a key of --grpc-restricted-protocol. Not in repr(): they may be secret.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: TLS. `root_certificates` is a PEM file; None takes gRPC's own list.
+    #: Speak TLS. The rest is for ssl=True only, the files are PEM.
     ssl: bool = False
+    #: Who may have signed the server's certificate; None takes gRPC's own list of public authorities.
     root_certificates: str | Path | None = None
+    #: What the client shows a server that asks for a certificate (mutual TLS), and its key, unencrypted.
+    certificate_chain: str | Path | None = None
+    private_key: str | Path | None = None
+    #: The name in the server's certificate, where `url` has another one: several servers, an address, a tunnel.
+    server_name: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -60,20 +70,27 @@ class ClientOptions:
         # gRPC takes lower-case names only; people write them as in HTTP.
         headers = {_header_name(name): _header_value(name, value) for name, value in self.headers.items()}
         object.__setattr__(self, "headers", headers)
-        if self.root_certificates is not None:
-            _check_certificates(self.ssl, self.root_certificates)
+        for name in (*TLS_FILES, "server_name"):
+            if getattr(self, name) is not None and not self.ssl:
+                raise InvalidRequest(f"{name} is given but ssl is not: say ssl=True, or leave it out")
+        if self.server_name is not None and not (isinstance(self.server_name, str) and self.server_name.strip()):
+            raise InvalidRequest(f"server_name must be a host's name, not {self.server_name!r}")
+        _check_tls_files(self)
 
 
 def check_seconds(name: str, value: Any) -> float:
     """`value` as a float of seconds.
 
     Raises:
-        InvalidRequest: `value` is not a number, or not in (0, one day].
+        InvalidRequest: `value` is not a number, or not in (0, one hour].
     """
     sound = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not sound or not 0 < value <= _LONGEST_SECONDS:
-        raise InvalidRequest(f"{name} must be a number of seconds above 0 and at most a day, not {value!r}")
-    return float(value)
+    if sound and 0 < value <= _LONGEST_SECONDS:
+        return float(value)
+    hint = " (milliseconds? divide by 1000)" if sound and value > _LONGEST_SECONDS else ""
+    raise InvalidRequest(
+        f"{name} must be a number of seconds above 0 and at most {_LONGEST_SECONDS:.0f}, not {value!r}{hint}"
+    )
 
 
 def check_url(url: Any) -> str:
@@ -114,11 +131,28 @@ def _header_value(name: str, value: Any) -> str:
     return value
 
 
-def _check_certificates(ssl: bool, path: str | Path) -> None:
-    if not ssl:
-        raise InvalidRequest("root_certificates is given but ssl is not: say ssl=True, or leave it out")
-    # Read here, because tritonclient opens it half-way through its constructor and then complains from __del__.
-    try:
-        Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"root_certificates: cannot read {path}: {error.strerror}") from None
+def _check_tls_files(options: ClientOptions) -> None:
+    """Here, because gRPC would write to stderr and never connect, and tritonclient would complain from its __del__."""
+    paths = {name: Path(path) for name in TLS_FILES if (path := getattr(options, name)) is not None}
+    for name, path in paths.items():
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"{name}: cannot read {path}: {error.strerror}") from None
+    if (options.certificate_chain is None) != (options.private_key is None):
+        raise InvalidRequest("certificate_chain and private_key go together: give both, or neither")
+    context = SSLContext(PROTOCOL_TLS_CLIENT)
+    if roots := paths.get("root_certificates"):
+        try:
+            context.load_verify_locations(roots)
+        except SSLError:
+            raise InvalidRequest(f"root_certificates: {roots} holds no certificate: give a PEM file") from None
+    if chain := paths.get("certificate_chain"):
+        try:
+            # With no password at all, OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(chain, paths["private_key"], password="")
+        except SSLError:
+            raise InvalidRequest(
+                f"private_key: {paths['private_key']} is not the key of {chain}: give PEM files that belong together, "
+                f"the key without a password"
+            ) from None

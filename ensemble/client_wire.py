@@ -92,6 +92,8 @@ def decode(result: InferResult, texts: Sequence[bytes], seconds: float, model: s
     rows = len(texts)
     try:
         strings = _output(result, "probabilities", rows)
+        if strings.dtype != np.object_:
+            raise ValueError("probabilities are numbers where label strings were asked for")
         logits = _output(result, "logits", rows)
         if strings.shape != logits.shape:
             raise ValueError(f"probabilities are {strings.shape}, logits {logits.shape}")
@@ -122,9 +124,11 @@ def _classification(
     """One row: `strings` object [C] of `value:index:label`, likeliest first; `logits` float32 [C]."""
     probabilities = [float("nan")] * len(strings)
     labels = [""] * len(strings)
-    for string in strings:
-        # The label may hold colons itself. Without a label file there is none: then it is called as in Hugging Face.
-        value, index, *label = string.decode("utf-8", "replace").split(":", 2)
+    # The label may hold colons itself. Without a label file there is none: then it is called as in Hugging Face.
+    parts = [string.decode("utf-8", "replace").split(":", 2) for string in strings]
+    if sorted(int(index) for _, index, *_ in parts) != list(range(len(parts))):
+        raise ValueError("the label strings do not name each class once")
+    for value, index, *label in parts:
         probabilities[int(index)] = float(value)
         labels[int(index)] = label[0] if label else f"LABEL_{index}"
     # Of the logits, not of the strings: those have six decimals, and 0.9999999 and 0.99999999 print the same. Softmax,
@@ -146,6 +150,9 @@ def _classification(
 
 # What a gRPC status with a text that contains this means to the caller; the first row that fits counts.
 _MEANINGS: tuple[tuple[str, str, type[PipelineError], str], ...] = (
+    # Not of this client's making. This Triton fails a whole batch for one request in it whose last string is cut off.
+    ("INVALID_ARGUMENT", "incomplete string", Unavailable,
+     "the request was batched with a malformed one of another caller at {url} ({text}): send it again"),
     ("INVALID_ARGUMENT", "", InvalidRequest, "{text}"),
     ("OUT_OF_RANGE", "", InvalidRequest, "{text}"),
     ("RESOURCE_EXHAUSTED", "larger than max", InvalidRequest,
@@ -158,6 +165,18 @@ _MEANINGS: tuple[tuple[str, str, type[PipelineError], str], ...] = (
     ("UNAVAILABLE", "protocol is restricted", RequestFailed, "{url} wants a key ({text}): give it in `headers`"),
     ("UNAVAILABLE", "unknown model", Unavailable,
      "model {model} is not loaded at {url} ({text}): load it, or name another one in `model`"),
+    ("UNAVAILABLE", "certificate_verify_failed", RequestFailed,
+     "the certificate of {url} is not trusted ({text}): give its authority in root_certificates"),
+    ("UNAVAILABLE", "hostname verification", RequestFailed,
+     "the certificate of {url} is for another name ({text}): give the name in it as server_name"),
+    ("UNAVAILABLE", "wrong_version_number", RequestFailed,
+     "{url} speaks no TLS ({text}): leave ssl out, or check the address"),
+    ("UNAVAILABLE", "http1.x", RequestFailed,
+     "{url} is no gRPC port ({text}): Triton's is 8001 where nothing else was chosen"),
+    # Behind the address, so while connecting; TLS 1.3 lets the caller tell no reason from another.
+    ("UNAVAILABLE", ": socket closed", Unavailable,
+     "{url} takes connections and closes them ({text}): if it speaks TLS, say ssl=True; if you do, it may want to see"
+     " certificate_chain and private_key, or other ones"),
     ("UNAVAILABLE", "", Unavailable, "no server answers at {url} ({text}): start it, or check the address"),
     ("NOT_FOUND", "", Unavailable,
      "model {model} is not loaded at {url} ({text}): load it, or name another one in `model`"),
@@ -167,6 +186,8 @@ _MEANINGS: tuple[tuple[str, str, type[PipelineError], str], ...] = (
     ("UNAUTHENTICATED", "", RequestFailed, "{url} does not know the caller ({text}): give a token in `headers`"),
     ("PERMISSION_DENIED", "", RequestFailed, "{url} denies the call ({text}): give another token in `headers`"),
     ("UNIMPLEMENTED", "", RequestFailed, "{url} does not offer this call ({text}): is it Triton's gRPC port?"),
+    ("INTERNAL", "is not healthy", Unavailable,
+     "model {model} at {url} has lost its process ({text}): try later, its launcher starts it again"),
     ("", "", RequestFailed, "model {model} at {url} failed ({status}: {text}): see the server's log"),
 )  # fmt: skip
 
@@ -185,5 +206,7 @@ def _clean(text: str) -> str:
     """Triton's and gRPC's message without the parts that only their authors can use."""
     text = re.sub(r"\[request id: [^\]]*\] |in ensemble '[^']*', ", "", text)
     text = re.sub(r"Failed to process the request\(s\) for model instance '[^']*', message: ", "", text)
-    text = re.sub(r"failed to connect to all addresses; last error: (\w+: )?", "", text)
+    text = re.sub(r"(failed to connect to|connections to) all \w+( failing)?; last error: (\w+: )?", "", text)
+    text = re.sub(r"Tls handshake failed \(\w+\): SSL_ERROR_SSL: error:\w+:SSL routines:OPENSSL_internal:", "", text)
+    text = re.sub(r": send less .*", "", text)  # the advice follows
     return text.split("\n\nAt:")[0].strip() or "no message"

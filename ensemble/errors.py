@@ -7,7 +7,7 @@
     ├── ServerError                no server can be started as asked, it did not start, or it went away
     ├── InvalidRequest             the caller's own fault: sending the same again gives the same answer
     └── RequestFailed              the request was sound and got no answer
-        ├── Unavailable            nobody there, or the model is not loaded; it may be in a moment
+        ├── Unavailable            nobody there, or the model is not loaded or has died; it may be back in a moment
         ├── Overloaded             the server refused the request because its queue is full: back off
         ├── DeadlineExceeded       no answer within the time the caller gave
         └── Cancelled              the caller gave up
@@ -43,7 +43,7 @@ class RequestFailed(PipelineError):
 
 
 class Unavailable(RequestFailed):
-    """No server at the address, or the model is not loaded there."""
+    """No server at the address, or the model is not loaded there, or its process has died."""
 
 
 class Overloaded(RequestFailed):

@@ -105,6 +105,13 @@ def test_lone_surrogate_argument(command):
     assert objects[1]["label"] == "positive"
 
 
+def test_several_servers(command, triton):
+    """--url takes several servers, and one that is not there is left out."""
+    status, out, _ = command("--url", f"{triton.url},127.0.0.1:9", "a good film")
+
+    assert (status, json.loads(out)["label"]) == (0, "positive")
+
+
 def test_long_stdin_is_read_in_batches(command, triton, monkeypatch):
     """Standard input is held a batch at a time, and the numbering runs on."""
     sizes = []
@@ -163,7 +170,8 @@ def test_nobody_there(command, triton):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [("--timeout-seconds", "0"), ("--timeout-seconds", "nan"), ("--model", "")])
+@pytest.mark.parametrize("arguments", [("--timeout-seconds", "0"), ("--timeout-seconds", "nan"), ("--model", ""),
+                                       ("--server-name", ""), ("--root-certificates", "missing.pem")])  # fmt: skip
 def test_nonsense(command, triton, arguments):
     """A senseless option is status 2 and names the option's field; nothing is sent."""
     status, out, err = command(*arguments, "a")

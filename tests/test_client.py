@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -34,6 +36,7 @@ from ensemble.client import ClientOptions
 from ensemble.client_call import Deadline, pause_before_retry, plan_requests
 from ensemble.client_wire import pipeline_error
 
+FAILING = "connections to all backends failing; last error: UNKNOWN: ipv4:a:1"
 FULL = (grpc.StatusCode.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size")
 
 
@@ -65,6 +68,16 @@ def unused_url() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def user_timeouts(port: int) -> list[int]:
+    """TCP_USER_TIMEOUT, in ms, of this process's connections to `port`."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(link.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+                found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
 
 
 class TestTexts:
@@ -251,11 +264,11 @@ class TestRequests:
         assert triton.most_in_flight == in_flight
 
     def test_large_lists_are_cut_by_bytes(self, triton, ask):
-        """64 texts of 100 kB pass a server with gRPC's 4 MiB limit, in two requests."""
-        answers = ask(triton.url, "classify", ["x" * 100_000] * 64)
+        """64 texts of 25 kB are more than the tokenizer takes at once, and travel in seven requests."""
+        answers = ask(triton.url, "classify", ["x" * 25_000] * 64)
 
         assert len(answers) == 64
-        assert sorted(map(len, triton.requests)) == [24, 40]
+        assert sorted(map(len, triton.requests)) == [4, *[10] * 6]
 
     def test_message_too_large(self, triton, ask):
         """A message that the server's gRPC refuses is halved; a text that is too large alone is named with the knob."""
@@ -369,14 +382,21 @@ class TestErrors:
             ("UNAVAILABLE", "Request for unknown model: 'm' has no available versions", Unavailable, "model m is not"),
             ("NOT_FOUND", "Request for unknown model: 'm' is not found", Unavailable, "model m is not loaded at u:1"),
             ("UNAVAILABLE", "This protocol is restricted, expecting header 'k'", RequestFailed, "in `headers`"),
+            ("INVALID_ARGUMENT", "incomplete string data for inference input 'text'", Unavailable, "batched with a malformed"),
             ("UNAVAILABLE", "Socket closed", Unavailable, "no server answers at u:1 (Socket closed)"),
+            ("UNAVAILABLE", f"{FAILING}: Tls handshake failed (X): SSL_ERROR_SSL: error:1a:SSL routines:OPENSSL_internal:"
+             "CERTIFICATE_VERIFY_FAILED: expired", RequestFailed, "u:1 is not trusted (ipv4:a:1: CERTIFICATE_VERIFY_FAIL"),
+            ("UNAVAILABLE", f"{FAILING}: Socket closed", Unavailable, "u:1 takes connections and closes them (ipv4:a:1:"),
+            ("UNAVAILABLE", f"{FAILING}: Failed parsing HTTP/2 (Trying to connect an http1.x server)", RequestFailed,
+             "u:1 is no gRPC port"),
             ("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 4)", InvalidRequest, "max_request_bytes"),
             ("RESOURCE_EXHAUSTED", "quota", Overloaded, "out of resources"),
             ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded, "timeout_seconds"),
             ("CANCELLED", "gone", Cancelled, "was cancelled (gone)"),
             ("UNAUTHENTICATED", "who?", RequestFailed, "in `headers`"),
             ("UNIMPLEMENTED", "Method not found!", RequestFailed, "Triton's gRPC port?"),
-            ("INTERNAL", "Stub process 'x' is not healthy.", RequestFailed, "(INTERNAL: Stub process 'x' is not"),
+            ("INTERNAL", "Stub process 'x' is not healthy.", Unavailable, "model m at u:1 has lost its process (Stub"),
+            ("INTERNAL", "other", RequestFailed, "model m at u:1 failed (INTERNAL: other)"),
             ("SOMETHING_NEW", "", RequestFailed, "(SOMETHING_NEW: no message)"),
         ],
     )  # fmt: skip
@@ -421,10 +441,28 @@ class TestDeadlineAndRetry:
         with pytest.raises(InvalidRequest, match=name):
             Client(**options)
 
-    @pytest.mark.parametrize("url", ["", " ", "http://127.0.0.1:8000", "grpc://h:1", "a b:1", None, 8001])
+    @pytest.mark.parametrize("name", ["timeout_seconds", "connect_timeout_seconds", "backoff_cap_seconds"])
+    def test_milliseconds(self, name):
+        """A number that can only be one of milliseconds is refused with that guess."""
+        with pytest.raises(InvalidRequest, match=rf"{name} must be .* not 30000 \(milliseconds\? divide by 1000\)"):
+            Client(**{name: 30000})
+
+    @pytest.mark.parametrize(
+        "url",
+        ["", " ", "http://127.0.0.1:8000", "grpc://h:1", "a b:1", None, 8001, ["127.0.0.1:1"], ",", "127.0.0.1:1,",
+         "127.0.0.1:1, 127.0.0.1:2", "127.0.0.1:1,127.0.0.1", "127.0.0.1:1,127.0.0.1:99999"],
+    )  # fmt: skip
     def test_nonsense_urls(self, url):
         """An address that gRPC would misread is refused with an example of a sound one."""
         with pytest.raises(InvalidRequest, match=r"url must be host:port.*127\.0\.0\.1:8001"):
+            Client(url)
+
+    @pytest.mark.parametrize(
+        "url", ["a:1,b:2", "127.0.0.1:1,localhost:1", "127.0.0.1:1,[::1]:1", "fe80::1:1,fe80::2:1"]
+    )
+    def test_lists_that_grpc_cannot_take(self, url):
+        """Several servers that are not numeric addresses of one kind are refused with what would do."""
+        with pytest.raises(InvalidRequest, match="all IPv4 or all IPv6.*or one name that resolves to all of them"):
             Client(url)
 
     def test_deadline(self, triton, ask):
@@ -457,6 +495,37 @@ class TestDeadlineAndRetry:
             assert other.result()[0].text == "first"
         assert triton.requests == [["first"]]
 
+    def test_a_deadline_makes_room(self, triton):
+        """A call whose deadline has passed holds its slot of a shared client no longer."""
+        triton.open.clear()
+        with Client(triton.url, in_flight=1) as client, ThreadPoolExecutor(1) as pool:
+            given_up = pool.submit(client.classify, "first", timeout_seconds=0.2)
+            triton.wait_until(lambda: triton.requests == [["first"]])
+            waiting = pool.submit(client.classify, "second")
+            triton.wait_until(lambda: triton.requests == [["first"], ["second"]])
+            triton.open.set()
+
+            assert isinstance(given_up.exception(), DeadlineExceeded)
+            assert waiting.result()[0].text == "second"
+
+    def test_a_cancelled_task_makes_room(self, triton):
+        """The same for a task that is cancelled, while its request is under way as while it waits to be sent again."""
+        triton.open.clear()
+        triton.refusals.append(FULL)
+
+        async def scenario():
+            async with AsyncClient(triton.url, in_flight=1, backoff_seconds=60, backoff_cap_seconds=60) as client:
+                for text in ("refused", "under way"):
+                    task = asyncio.create_task(client.classify(text, timeout_seconds=3000))
+                    await asyncio.to_thread(triton.wait_until, lambda text=text: triton.requests[-1:] == [[text]])
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                triton.open.set()
+                return await client.classify("next")
+
+        assert asyncio.run(scenario())[0].text == "next"
+
     def test_full_queue_is_tried_again(self, triton, ask):
         """A request refused three times by a full queue is answered by the fourth try."""
         triton.refusals.extend([FULL] * 3)
@@ -473,10 +542,20 @@ class TestDeadlineAndRetry:
             ask(triton.url, "classify", "a", retries=2)
         assert len(triton.requests) == 3
 
-    @pytest.mark.parametrize("code", ["INTERNAL", "UNKNOWN", "CANCELLED", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"])
-    def test_other_errors_are_not_tried_again(self, triton, ask, code):
-        """Only a missing server and a full queue are worth a retry."""
-        triton.refusals.append((grpc.StatusCode[code], "no"))
+    def test_a_dead_stub_is_tried_again(self, triton, ask):
+        """A model whose Python process died comes back when the launcher has seen it, or answers on another server."""
+        triton.refusals.append((grpc.StatusCode.INTERNAL, "Stub process 'tokenizer_0_0' is not healthy."))
+
+        assert ask(triton.url, "classify", "a")[0].label == "positive"
+
+    @pytest.mark.parametrize(
+        ("code", "text"),
+        [("INTERNAL", "no"), ("UNKNOWN", "no"), ("CANCELLED", "no"), ("UNIMPLEMENTED", "no"),
+         ("DEADLINE_EXCEEDED", "no"), ("UNAVAILABLE", "This protocol is restricted, expecting header 'k'")],
+    )  # fmt: skip
+    def test_other_errors_are_not_tried_again(self, triton, ask, code, text):
+        """Only a missing server, a dead model and a full queue are worth a retry."""
+        triton.refusals.append((grpc.StatusCode[code], text))
 
         with pytest.raises(RequestFailed):
             ask(triton.url, "classify", "a")
@@ -495,6 +574,29 @@ class TestDeadlineAndRetry:
         monkeypatch.setattr(random, "uniform", lambda low, high: high)
 
         assert pause_before_retry(Overloaded("full"), 1, ClientOptions(backoff_seconds=2.0), Deadline(1.0)) is None
+
+    def test_refused_by_one_server_answered_by_another(self, triton, ask):
+        """Of several servers the next one gets what the first refused."""
+        other = FakeTriton()
+        triton.refusals.extend([FULL] * 99)
+        answers = ask(f"{triton.url},{other.url}", "classify", ["a"] * 20, batch_limit=1, in_flight=1, retries=50)
+        other.stop()
+
+        assert len(answers) == 20
+        assert len(other.requests) == 20
+
+    def test_a_dead_server_is_left_out(self, triton, ask):
+        """Of several servers those that are not there cost nothing, not even a retry."""
+        answers = ask(f"{unused_url()},{triton.url},{unused_url()}", "classify", ["a"] * 20, batch_limit=1, retries=0)
+
+        assert len(answers) == 20
+
+    def test_no_server_there(self, ask):
+        """With several servers and none there the error names them all and has the last one's reason."""
+        url = f"{unused_url()},{unused_url()}"
+
+        with pytest.raises(Unavailable, match=f"no server answers at {url} .*Connection refused"):
+            ask(url, "classify", "a", retries=1)
 
     def test_nobody_there(self, ask):
         """A refused connection is Unavailable and names the address."""
@@ -562,6 +664,17 @@ class TestLifeCycle:
 
             assert isinstance(call.exception(), Cancelled)
 
+    def test_closing_between_two_tries(self, triton):
+        """A call that waits to be sent again ends in Cancelled too."""
+        triton.refusals.extend([FULL] * 1000)
+        client = Client(triton.url, retries=1000, backoff_seconds=0.01, backoff_cap_seconds=0.01)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(client.classify, "a")
+            triton.wait_until(lambda: len(triton.requests) >= 2)
+            client.close()
+
+            assert isinstance(call.exception(), Cancelled)
+
     def test_closing_under_an_async_call(self, triton):
         """The same for a task."""
         triton.open.clear()
@@ -614,13 +727,22 @@ class TestLifeCycle:
         assert triton.most_in_flight <= 4
 
     def test_channel_arguments(self):
-        """No keepalive pings are asked for, messages are not limited to 4 MiB, connecting is limited in time."""
+        """Messages are not limited to 4 MiB, connecting is limited in time, Triton's limit for pings is kept."""
         with Client(connect_timeout_seconds=1.5) as client:
-            arguments = dict(client._connection_arguments()["channel_args"])
+            arguments = dict(client._connection["channel_args"])
 
-        assert not [name for name in arguments if "keepalive" in name]
         assert arguments["grpc.max_send_message_length"] == arguments["grpc.max_receive_message_length"] == 2**31 - 1
         assert arguments["grpc.min_reconnect_backoff_ms"] == 1500
+        assert arguments["grpc.keepalive_time_ms"] > 300_000
+        assert "grpc.keepalive_permit_without_calls" not in arguments
+
+    def test_a_machine_that_vanishes(self, triton):
+        """A connection whose peer acknowledges nothing is ended by the kernel after 10 s, not after a quarter hour."""
+        with Client(triton.url) as client:
+            client.classify("a")
+            port = int(triton.url.rpartition(":")[2])
+
+            assert user_timeouts(port) == [10_000]
 
     def test_options_in_one_piece(self):
         """Options may come as one object, with single fields changed by name."""

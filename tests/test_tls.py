@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS between the clients and real servers, with certificates made for the test: what works, and what the errors say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from ensemble import AsyncClient, Client, InvalidRequest, RequestFailed
+from ensemble.__main__ import main
+from ensemble.server import Server, ServerOptions
+from ensemble.tls_files import TlsFiles
+
+NAME = "classifier.example"
+
+
+class Files:
+    """PEM files of one authority: its own, a server's for 127.0.0.1 and NAME, and a client's."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        authority = trustme.CA()
+        self.roots = folder / "ca.pem"
+        authority.cert_pem.write_to_path(str(self.roots))
+        self.server, self.server_key = self._issue(authority, folder / "server", "127.0.0.1", NAME)
+        self.client, self.client_key = self._issue(authority, folder / "client", "client.example")
+        self.locked_key = self.client_key.with_name("locked.key")
+        key = load_pem_private_key(self.client_key.read_bytes(), None)
+        locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+        self.locked_key.write_bytes(locked)
+
+    def _issue(self, authority: trustme.CA, stem: Path, *names: str) -> tuple[Path, Path]:
+        issued = authority.issue_cert(*names)
+        certificate, key = stem.with_suffix(".pem"), stem.with_suffix(".key")
+        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(str(key))
+        return certificate, key
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("tls") / "strangers")
+
+
+@pytest.fixture(scope="module")
+def servers(repository: Path, files: Files) -> Iterator[tuple[Server, Server]]:
+    """One that shows its certificate, and one that wants to see the caller's too."""
+
+    def start(client_ca: Path | None) -> Server:
+        tls = TlsFiles(certificate=files.server, key=files.server_key, client_ca=client_ca)
+        options = ServerOptions(repository, config_name="cpu", http_port=0, grpc_port=0, metrics_port=0, tls=tls)
+        server = Server(options)
+        server.start()
+        return server
+
+    with ThreadPoolExecutor(2) as pool:
+        plain, mutual = pool.map(start, [None, files.roots])
+    yield plain, mutual
+    plain.kill()
+    mutual.kill()
+
+
+@pytest.fixture
+def url(servers) -> str:
+    return servers[0].url
+
+
+@pytest.fixture
+def mutual_url(servers) -> str:
+    return servers[1].url
+
+
+@pytest.fixture(params=["Client", "AsyncClient"])
+def label(request):
+    """label(url, **options): the label that a client of either kind is told for a text that is positive."""
+
+    def blocking(url: str, **options: object) -> str:
+        with Client(url, **options) as client:
+            return client.classify("I would buy it again.")[0].label
+
+    async def awaiting(url: str, **options: object) -> str:
+        async with AsyncClient(url, **options) as client:
+            return (await client.classify("I would buy it again."))[0].label
+
+    if request.param == "Client":
+        return blocking
+    return lambda *arguments, **options: asyncio.run(awaiting(*arguments, **options))
+
+
+def test_trusted_server(url, files, label):
+    """A client that trusts the server's authority is answered."""
+    assert label(url, ssl=True, root_certificates=files.roots) == "positive"
+
+
+def test_mutual(mutual_url, files, label):
+    """A server that asks for a certificate answers those who show one of its authority."""
+    shown = {"certificate_chain": files.client, "private_key": files.client_key}
+
+    assert label(mutual_url, ssl=True, root_certificates=files.roots, **shown) == "positive"
+
+
+def test_several_servers(servers, files, label):
+    """Several servers are checked for the one name that all their certificates carry."""
+    url = ",".join(server.url for server in servers)
+    shown = {"certificate_chain": files.client, "private_key": files.client_key}
+
+    assert label(url, ssl=True, root_certificates=files.roots, server_name=NAME, **shown) == "positive"
+
+
+REFUSALS = {
+    "wrong authority": (
+        0, lambda files, strangers: {"ssl": True, "root_certificates": strangers.roots},
+        "the certificate of {url} is not trusted .*: give its authority in root_certificates",
+    ),
+    "no authority": (
+        0, lambda files, strangers: {"ssl": True},
+        "the certificate of {url} is not trusted .*: give its authority in root_certificates",
+    ),
+    "wrong name": (
+        0, lambda files, strangers: {"ssl": True, "root_certificates": files.roots, "server_name": "other.example"},
+        "the certificate of {url} is for another name .*: give the name in it as server_name",
+    ),
+    "plaintext": (0, lambda files, strangers: {}, "{url} takes connections and closes them .*: if it speaks TLS, say ssl=True"),
+    "no certificate": (
+        1, lambda files, strangers: {"ssl": True, "root_certificates": files.roots},
+        "{url} takes connections and closes them .* certificate_chain and private_key",
+    ),
+    "certificate of strangers": (
+        1,
+        lambda files, strangers: {
+            "ssl": True, "root_certificates": files.roots,
+            "certificate_chain": strangers.client, "private_key": strangers.client_key,
+        },
+        "{url} takes connections and closes them .* certificate_chain and private_key",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(servers, files, strangers, label, case):
+    """What is wrong with a connection is said in one line, with the option to look at."""
+    which, options, message = REFUSALS[case]
+
+    with pytest.raises(RequestFailed, match=message.format(url=servers[which].url)) as refused:
+        label(servers[which].url, **options(files, strangers))
+    assert "\n" not in str(refused.value)
+
+
+def test_server_without_tls(server, files, label):
+    """A client that speaks TLS to a server that does not is told so."""
+    with pytest.raises(RequestFailed, match=f"{server.url} speaks no TLS .*: leave ssl out"):
+        label(server.url, ssl=True, root_certificates=files.roots)
+
+
+def test_classify_command(mutual_url, files, capsys):
+    """The command speaks TLS as soon as it gets one of the files."""
+    arguments = ["classify", "--url", mutual_url, "--root-certificates", str(files.roots), "I would buy it again."]
+
+    assert main([*arguments, "--certificate-chain", str(files.client), "--private-key", str(files.client_key)]) == 0
+    assert json.loads(capsys.readouterr().out)["label"] == "positive"
+    assert main(arguments) != 0
+    assert "certificate_chain and private_key" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda files: {"root_certificates": files.roots}, "root_certificates is given but ssl is not"),
+        (lambda files: {"server_name": NAME}, "server_name is given but ssl is not"),
+        (lambda files: {"ssl": True, "server_name": ""}, "server_name must be a host's name"),
+        (lambda files: {"ssl": True, "root_certificates": "no.pem"}, "root_certificates: cannot read no.pem: No such"),
+        (lambda files: {"ssl": True, "root_certificates": files.client_key}, "client.key holds no certificate"),
+        (lambda files: {"ssl": True, "certificate_chain": files.client}, "go together: give both, or neither"),
+        (lambda files: {"ssl": True, "private_key": files.client_key}, "go together: give both, or neither"),
+        (
+            lambda files: {"ssl": True, "certificate_chain": files.client, "private_key": files.server_key},
+            "server.key is not the key of .*client.pem",
+        ),
+        (
+            lambda files: {"ssl": True, "certificate_chain": files.client, "private_key": files.locked_key},
+            "locked.key is not the key of .*client.pem: .* without a password",
+        ),
+    ],
+)
+def test_files_are_checked_at_once(files, options, message):
+    """What is wrong with the options or the files is refused before anything connects, by name."""
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidRequest, match=message):
+            kind("127.0.0.1:1", **options(files))
+
+
+def test_several_servers_need_a_name(files):
+    """A list of servers with TLS is refused without the name to check them for."""
+    with pytest.raises(InvalidRequest, match="several servers with ssl need server_name"):
+        Client("127.0.0.1:1,127.0.0.1:2", ssl=True, root_certificates=files.roots)
