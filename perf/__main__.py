@@ -8,7 +8,19 @@ import sys
 from pathlib import Path
 
 from ensemble.errors import PipelineError
-from perf import cost_model, experiment, gpu_check, long_tail, report, roofline, served_ratio
+from perf import (
+    correctness,
+    cost_model,
+    experiment,
+    gpu_check,
+    hostile,
+    long_tail,
+    overload,
+    report,
+    roofline,
+    served_ratio,
+    soak,
+)
 from perf.doctor import command as doctor
 
 COMMANDS = {
@@ -17,8 +29,12 @@ COMMANDS = {
     "long-tail": long_tail,
     "served-ratio": served_ratio,
     "cost-model": cost_model,
+    "overload": overload,
     "roofline": roofline,
     "gpu-check": gpu_check,
+    "correctness": correctness,
+    "soak": soak,
+    "hostile": hostile,
     "doctor": doctor,
 }
 

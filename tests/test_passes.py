@@ -76,3 +76,15 @@ def test_a_negative_cost_is_refused() -> None:
     """A cost model that would reward passes is an error."""
     with pytest.raises(ValueError, match="at least 0"):
         CostModel(attention_cost=-1, pass_cost=0)
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=64), st.floats(0, 1), st.floats(0, 1e6))
+def test_any_cost_model_gives_a_partition_in_order_of_length(
+    lengths: list[int], attention_cost: float, pass_cost: float
+) -> None:
+    """Free passes or dear ones, free attention or dear: each row once, and no pass has a row shorter than the last's."""
+    passes = plan(lengths, CostModel(attention_cost, pass_cost))
+
+    assert sorted(index for members in passes for index in members) == list(range(len(lengths)))
+    in_order = [lengths[index] for members in passes for index in members]
+    assert in_order == sorted(lengths) and all(passes)

@@ -112,3 +112,32 @@ def test_a_text_over_the_limit_is_refused() -> None:
     assert decode("é".encode() * 5, row=0, max_bytes=10) == "ééééé"
     with pytest.raises(InvalidRequest, match="row 0 has 11 bytes, more than the 10"):
         decode(b"a" * 11, row=0, max_bytes=10)
+
+
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_any_bytes_are_a_text_or_refused(text: bytes, most: int) -> None:
+    """What is decoded is what was sent; the limit comes first, and both refusals name the row."""
+    if len(text) > most:
+        with pytest.raises(InvalidRequest, match=r"row 2 .*max_text_bytes"):
+            decode(text, row=2, max_bytes=most)
+    elif text.decode(errors="ignore").encode() != text:
+        with pytest.raises(InvalidRequest, match="row 2 is not valid UTF-8"):
+            decode(text, row=2, max_bytes=most)
+    else:
+        assert decode(text, row=2, max_bytes=most).encode() == text
+
+
+@given(st.text(st.characters(categories=["Cs"]), min_size=1, max_size=3))
+def test_encoded_surrogates_are_refused(surrogates: str) -> None:
+    """Lone or paired: neither is UTF-8."""
+    with pytest.raises(InvalidRequest, match="is not valid UTF-8"):
+        decode(surrogates.encode("utf-8", "surrogatepass"), row=0, max_bytes=100)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=2000), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_a_row_is_a_whole_text_or_its_beginning(tokenizer, texts: list[str]) -> None:
+    """[CLS] first, [SEP] last, never over the limit, and cut exactly where num_tokens says more was there."""
+    for row in tokenizer(texts):
+        assert (row.ids[0], row.ids[-1]) == (101, 102)
+        assert len(row.ids) == min(row.num_tokens, tokenizer.max_length)

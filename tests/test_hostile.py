@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile requests, a short run of them, at the session's server."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from test_soak import on_the_sessions_server  # noqa: F401
+
+from ensemble.errors import ServerError
+from ensemble.server import Server
+from perf import hostile, hostile_grpc, hostile_http
+from perf.__main__ import main
+from perf.hostile import Attack
+from perf.hostile_texts import of_every_block
+from perf.questions import NO_FAULTS
+
+
+@pytest.fixture
+def command(repository: Path, tmp_path: Path):
+    """The command on the session's model; its exit code and its record."""
+
+    def run(*arguments: str) -> tuple[int, dict]:
+        file = tmp_path / "hostile.json"
+        code = main(["hostile", "--repository", str(repository), "--output", str(file), *arguments])
+        return code, json.loads(file.read_text())
+
+    return run
+
+
+@pytest.mark.usefixtures("on_the_sessions_server")
+def test_the_server_lives_and_good_requests_are_answered_rightly(command, server: Server) -> None:
+    """Hundreds, of every kind: the same processes, no wrong answer, no hang, no failure inside a handler, no leak."""
+    before = server.pid
+
+    code, result = command("--requests", "600", "--distinct", "20")
+
+    counts = result["counts"]
+    assert server.pid == before and result["complete"] and result["hostile_requests"] == 600
+    assert (counts["wrong"], counts["faults"]) == (0, [])
+    kinds = {*hostile_grpc.BROKEN, *hostile_grpc.WRONG, *hostile_http.CALLS}
+    assert counts["outcomes"].keys() == {*kinds, "good", "flood"} and counts["texts_compared"] > 100
+    assert {"right"} <= counts["outcomes"]["good"].keys() <= {"right", *NO_FAULTS.values()}
+    # Of memory so few requests say little, and the code may be that it cannot be told.
+    assert [line for line in result["failed"] if "memory grows" not in line] == []
+    assert code == {"holds": 0, "fails": 1, "cannot tell": 2}[result["verdict"]]
+
+
+@pytest.mark.usefixtures("on_the_sessions_server")
+def test_when_the_server_ends_the_last_requests_are_named(command, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Their numbers, with which --only sends them again, their kinds and how they begin."""
+    real, looks = hostile.sample, iter(range(10))
+
+    def dying(server: Server):
+        if next(looks) > 1:
+            raise ServerError("the server has ended: see its log")
+        return real(server)
+
+    monkeypatch.setattr(hostile, "sample", dying)
+
+    code, result = command("--requests", "5000", "--distinct", "4")
+
+    assert code == 1 and result["failed"][0] == "the server has ended: see its log; the last requests were:"
+    assert {"number", "kind", "where", "bytes", "begins"} <= result["suspects"][-1].keys()
+    assert f"'number': {result['suspects'][-1]['number']}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("on_the_sessions_server")
+def test_named_requests_are_sent_again(command) -> None:
+    """Only those, as they were."""
+    _, result = command("--only", "3", "5", "--distinct", "4")
+
+    assert result["hostile_requests"] == 2
+    sent = {kind for kind in result["counts"]["outcomes"] if kind not in ("good", "flood")}
+    assert sent == {Attack.of(1, number).call.kind for number in (3, 5)}
+
+
+def test_a_number_and_a_seed_make_a_request_again() -> None:
+    """The same bytes each time, others for another number."""
+    assert [Attack.of(1, number) for number in range(50)] == [Attack.of(1, number) for number in range(50)]
+    assert Attack.of(1, 2) != Attack.of(2, 2) != Attack.of(2, 3)
+
+
+def test_texts_of_every_block_have_a_character_of_each() -> None:
+    """Every 128 code points that have an assigned character, surrogates aside."""
+    import random
+
+    found = {ord(character) // 128 for text in of_every_block(20, random.Random(1)) for character in text}
+
+    wanted = {point // 128 for point in range(0x110000) if unicodedata.category(chr(point)) not in ("Cn", "Cs")}
+    assert found == wanted
