@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ from ensemble import Client
 from ensemble.samples import load_samples
 from ensemble.server import Server, ServerOptions
 from export.default_model.build import build
+from export.onnx_from_hf import Graph, Interface, write_onnx
 from export.pipeline import export
 
 ROOT = Path(__file__).parent.parent
@@ -84,7 +89,7 @@ def server(repository: Path) -> Iterator[Server]:
         grpc_port=0,
         metrics_port=0,
     )
-    with Server(options) as server:
+    with serving(options) as server:
         yield server
 
 
@@ -92,7 +97,7 @@ def server(repository: Path) -> Iterator[Server]:
 def baseline_server(repository: Path) -> Iterator[Server]:
     """The same service through the fallback."""
     options = ServerOptions(repository, config_name="baseline", http_port=0, grpc_port=0, metrics_port=0)
-    with Server(options) as server:
+    with serving(options) as server:
         yield server
 
 
@@ -119,3 +124,41 @@ def reference(default_model: Path) -> Reference:
         return np.stack([known[text] for text in texts])
 
     return logits
+
+
+class _Fingerprint(pickle.Pickler):
+    """Of a module: its structure and settings as they are, a tensor by its type, shape and hash."""
+
+    def persistent_id(self, part: object) -> object:
+        if not isinstance(part, torch.Tensor):
+            return None
+        return part.dtype, part.shape, hashlib.sha256(part.detach().numpy().tobytes()).hexdigest()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def graphs_written_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """However many exports a session makes of one graph, torch.onnx.export, which takes seconds, runs once for it."""
+    folder, interfaces = tmp_path_factory.mktemp("graphs"), {}
+
+    def write(graph: Graph, file: Path) -> Interface:
+        _Fingerprint(stream := io.BytesIO()).dump(graph)
+        key = hashlib.sha256(stream.getvalue()).hexdigest()
+        if key not in interfaces:
+            interfaces[key] = write_onnx(graph, folder / key)
+        shutil.copyfile(folder / key, file)
+        return interfaces[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.pipeline.write_onnx", write)
+        yield
+
+
+@contextmanager
+def serving(options: ServerOptions) -> Iterator[Server]:
+    """A server that is killed in the end: an orderly stop takes seconds, and test_lifecycle.py is about that."""
+    server = Server(options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

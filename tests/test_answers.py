@@ -9,8 +9,10 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
+import torch
 import tritonclient.grpc as grpc
 from conftest import Reference
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from triton_requests import in_flight_together, tensor_input, texts_input
 
 from ensemble import AsyncClient, Client
@@ -190,7 +192,8 @@ def test_the_baseline_answers_the_same(
         with grpc.InferenceServerClient(baseline_server.url) as client:
             results = in_flight_together(client, "text_classifier", [[texts_input([text])] for text in texts])
     else:
-        results = in_flight_together(raw, "baseline", [ids_of(default_model, [text]) for text in texts])
+        tokenizer = AutoTokenizer.from_pretrained(default_model)
+        results = in_flight_together(raw, "baseline", [ids_of(tokenizer, [text]) for text in texts])
 
     logits = np.concatenate([result.as_numpy("logits") for result in results])
     np.testing.assert_allclose(logits, reference(texts), atol=TOLERANCE)
@@ -198,9 +201,6 @@ def test_the_baseline_answers_the_same(
 
 def test_the_baseline_keeps_segments_and_masks_apart(raw, default_model) -> None:
     """Sentence pairs, two rows of different length: masks and segment ids reach the model by name."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     pairs = AutoTokenizer.from_pretrained(default_model)(
         ["How was it?", "Well?"], ["I loved every minute of it.", "No."], padding=True, return_tensors="pt"
     )
@@ -214,12 +214,8 @@ def test_the_baseline_keeps_segments_and_masks_apart(raw, default_model) -> None
     np.testing.assert_allclose(result.as_numpy("logits"), expected, atol=TOLERANCE)
 
 
-def ids_of(default_model, texts: list[str]) -> list:
-    from transformers import AutoTokenizer
-
-    encoded = AutoTokenizer.from_pretrained(default_model)(
-        texts, truncation=True, max_length=512, padding=True, return_tensors="np"
-    )
+def ids_of(tokenizer, texts: list[str]) -> list:
+    encoded = tokenizer(texts, truncation=True, max_length=512, padding=True, return_tensors="np")
     return [tensor_input(name, array.astype(np.int64)) for name, array in encoded.items()]
 
 

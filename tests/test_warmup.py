@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as grpc
-from conftest import ROOT
+from conftest import ROOT, serving
 from triton_requests import Counts
 
 from ensemble.contract import Contract, read_config
-from ensemble.server import Server, ServerOptions
+from ensemble.server import ServerOptions
 from export.backend_inputs import engine_inputs
 
 CONFIG = ROOT / "model_repository/classifier/config.pbtxt"
@@ -61,7 +61,7 @@ def test_the_server_runs_each_sample_as_one_batch_before_it_is_ready(tmp_path: P
     (folder / "config.pbtxt").write_text(text)
 
     options = ServerOptions(folder.parent, models=("classifier",), http_port=0, grpc_port=0, metrics_port=0)
-    with Server(options) as server, grpc.InferenceServerClient(server.url) as client:
+    with serving(options) as server, grpc.InferenceServerClient(server.url) as client:
         executed = [json.loads(line) for line in (folder / "executed.jsonl").read_text().splitlines()]
         counts = Counts.read(client, "classifier")
 
