@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ensemble.artifacts import LABELS
+from ensemble.artifacts import FOLDER, LABELS
 from ensemble.contract import ENSEMBLE
 from ensemble.preflight import sound
 from ensemble.serve import open_server
@@ -77,6 +77,7 @@ def view_with_looped(repository: Path, folder: Path) -> Path:
     (folder / ENSEMBLE / "config.pbtxt").write_text(
         ensemble.replace('model_name: "baseline"', 'model_name: "looped"'), encoding="utf-8"
     )
+    (folder / FOLDER).symlink_to(repository / FOLDER)  # a handler takes no file from elsewhere
     (folder / LABELS).symlink_to((repository / LABELS).resolve())
     shutil.copy(LOOPED / "config.pbtxt", folder / "looped")
     shutil.copy(LOOPED / "model.py", folder / "looped" / "1")

@@ -7,7 +7,7 @@ perf_analyzer against the real server, closed loop, at several numbers of client
 longest row, short ones and a mixed sample with its long tail; then Poisson arrivals for the ensemble at shares of its
 measured capacity. looped and baseline get the tokenizer's ids padded to the longest row, as in the case study. No speed
 is told of a deployment of which any answer is wrong. Writes experiment.json, and what `python -m perf report` renders
-from it. Ctrl-C keeps what was measured.
+from it. Ctrl-C or SIGTERM ends it and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -27,24 +28,42 @@ from ensemble.contract import ENSEMBLE
 from ensemble.errors import PipelineError, ServerError
 from ensemble.gpu import Gpus, visible_gpus
 from ensemble.server import Server
-from perf import arithmetic, closed_loop, experiment_caveats, experiment_point, in_process, perf_analyzer, record
+from perf import (
+    arithmetic,
+    closed_loop,
+    experiment_caveats,
+    experiment_point,
+    in_process,
+    interrupts,
+    perf_analyzer,
+    record,
+)
 from perf import experiment_result as results
 from perf.cards import card_of
 from perf.deployments import DEPLOYMENTS, Deployment, open_deployment
 from perf.experiment_point import Target
-from perf.experiment_settings import ORDER, add_arguments, settings
+from perf.experiment_settings import NO_TIME, NOT_QUICK, ORDER, add_arguments, left_out, settings
 from perf.load_point import right
 from perf.perf_analyzer import WINDOWS, PerfAnalyzer
 from perf.workloads import Workload, workload
 
 __all__ = ["add_arguments", "run"]
 
+# perf_analyzer's own start and end, the settling of the counters, and what a busy machine adds to a point.
+POINT_SECONDS = 5.0
 # Sent all at once before a deployment's first point of a workload, checked, and thrown away; and in turn, to size it.
 WARM_UP_TEXTS, SIZING_TEXTS = 16, 6
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measure, write and print. Raises PipelineError, once all is written, if a deployment failed that should run."""
+def run(args: argparse.Namespace) -> int:
+    """Measure, write and print; returns 0, or 130 or 143 if a signal ended it.
+
+    Raises PipelineError, once all is written, if a deployment failed that should run.
+    """
+    return interrupts.kept(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
     from perf import report  # here, because it draws, and only this and the report's own command need that
 
     with perf_analyzer.found(args.perf_analyzer) as analyzer:
@@ -80,6 +99,7 @@ class Experiment:
         ]
         self._classifier = "tensorrt" if gpus.devices and manifest.engine else "onnx"
         self._progress: Callable[[str], None] = lambda what: None
+        self._share = math.inf  # when the deployment under way has used up its share of the time
         self.result = results.new(
             seed=args.seed,
             gpus=[asdict(gpu) for gpu in gpus.devices],
@@ -97,18 +117,24 @@ class Experiment:
             deployments={name: self._deployment(name).what for name in args.deployments},
             caveats=experiment_caveats.general(gpus.why_none or None, self._classifier, args.note),
         )
+        if left := left_out(args):
+            self.result["skipped"].append({"what": ", ".join(left), "reason": NOT_QUICK})
 
     def measure(self) -> None:
         """All deployments in turn, into the result."""
-        points = len(self._settings.clients) * len(self._workloads)
-        total = len(self._args.deployments) * points
+        names = [name for name in ORDER if name in self._args.deployments]
+        total = len(names) * len(self._settings.clients) * len(self._workloads)
+        minutes = self._settings.most_minutes
+        deadline = math.inf if minutes is None else time.monotonic() + minutes * 60
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} points")
         with Progress(*columns, TimeElapsedColumn(), transient=True) as progress:
             task = progress.add_task("", total=total)
             self._progress = lambda what: progress.update(task, description=what, completed=len(self.result["rows"]))
             self._progress("the machine's own ceiling")
             self.result["ceiling"] = arithmetic.ceiling(self._shape, self._gpus)
-            for name in (name for name in ORDER if name in self._args.deployments):
+            for left, name in zip(range(len(names), 0, -1), names, strict=True):
+                now = time.monotonic()
+                self._share = now + (deadline - now) / left
                 self._measure_deployment(self._deployment(name))
             if not self.result["rows"] and not self.result["failed"]:
                 self._fail("experiment", "nothing was measured: see what was skipped")
@@ -164,6 +190,13 @@ class Experiment:
         packed = planned or self.result["model"]["layout"] == "packed"
         return Target(server, deployment, self._shape, self._args.repository, packed=packed, planned=planned)
 
+    def _late(self, what: str, seconds: float) -> bool:
+        """Whether what takes so long would end after this deployment's share of the time, which is then said."""
+        if time.monotonic() + seconds + POINT_SECONDS <= self._share:
+            return False
+        self.result["skipped"].append({"what": what, "reason": NO_TIME})
+        return True
+
     def _fail(self, what: str, reason: str) -> None:
         self.result["failed"].append({"what": what, "reason": reason})
 
@@ -177,6 +210,8 @@ class Experiment:
             wanted = min(max(least, rate * chosen.seconds), rate * chosen.most_seconds)
             window = max(clients, math.ceil(wanted / WINDOWS))
             expected = WINDOWS * window / rate
+            if self._late(f"{name}, {work.name}, {clients} clients", expected):
+                continue
             row = experiment_point.closed(target, work, clients, window, expected, self._analyzer, scratch)
             rate = row["requests_per_second"]
             self.result["rows"].append(row)
@@ -205,6 +240,8 @@ class Experiment:
         for load in self._settings.loads if capacity else ():
             self._progress(f"{ENSEMBLE}, {work.name}, open loop, {load:.0%} of {capacity:.0f} requests/s")
             seconds, seed = self._settings.open_seconds, self._args.seed
+            if self._late(f"{ENSEMBLE}, {work.name}, open loop at {load:.0%}", seconds):
+                continue
             row = experiment_point.opened(target, work, load, load * capacity, seconds, seed)
             self.result["open_loop"].append(row)
 

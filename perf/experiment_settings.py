@@ -22,6 +22,8 @@ class Settings:
     seconds: of each closed loop, at least; long enough for `least` requests, and for the ensemble, whose work depends
              on it, to send each text, as far as most_seconds go; and for `clients` requests a window, however long
     loads:   of the open loop, as shares of the capacity
+    most_minutes: shared out among the deployments; a point that would not end in time is skipped, and said to be. None
+             is no limit
     """
 
     clients: tuple[int, ...] = (1, 8, 32, 64)
@@ -31,16 +33,24 @@ class Settings:
     most_seconds: float = 30.0
     loads: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95)
     open_seconds: float = 15.0
+    most_minutes: float | None = None
 
 
-QUICK = Settings((1, 8, 32), ("mixed",), seconds=3.0, least=0, loads=(0.5, 0.8, 0.95), open_seconds=5.0)
+# With what comes before and after it, 3 minutes.
+QUICK = Settings(
+    (1, 8, 32), ("mixed",), seconds=3.0, least=0, loads=(0.5, 0.8, 0.95), open_seconds=5.0, most_minutes=2.2
+)
+NOT_QUICK = "not part of a quick run: make perf measures it"
+NO_TIME = "no time left in a quick run: make perf measures it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     number = positive(float)
     parser.add_argument("--output", type=Path, default=Path("build/experiment"), help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="fewer points, shorter ones: 3 minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer points, shorter ones, in 3 minutes at most; says what it left out"
+    )
     parser.add_argument("--deployments", nargs="+", choices=ORDER, default=list(ORDER), metavar="NAME")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), help="default: all; with --quick mixed")
     parser.add_argument("--texts", type=Path, metavar="FILE", help="texts of yours, a text a line, instead of those")
@@ -64,3 +74,20 @@ def settings(args: argparse.Namespace) -> Settings:
         loads=known.loads if args.loads is None else tuple(args.loads),
         open_seconds=args.open_seconds or known.open_seconds,
     )
+
+
+def left_out(args: argparse.Namespace) -> list[str]:
+    """What a full run has and this one does not, for being quick."""
+    chosen, full = settings(args), Settings()
+    if not args.quick:
+        return []
+    clients = () if args.clients else sorted({*full.clients} - {*chosen.clients})
+    workloads = (
+        () if args.texts or args.workloads else [name for name in full.workloads if name not in chosen.workloads]
+    )
+    loads = () if args.loads is not None else sorted({*full.loads} - {*chosen.loads})
+    return [
+        *(f"{number} clients" for number in clients),
+        *(f"{name} texts" for name in workloads),
+        *(f"open loop at {load:.0%}" for load in loads),
+    ]

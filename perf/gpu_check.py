@@ -25,7 +25,7 @@ from ensemble.artifacts import CURRENT, FOLDER, Manifest
 from ensemble.errors import ConfigError, PipelineError, ServerError
 from ensemble.gpu import Gpus, visible_gpus
 from ensemble.server import Server
-from perf import gpu_check_report, load_point, terminal
+from perf import gpu_check_report, interrupts, load_point, terminal
 from perf.cards import card_of
 from perf.client_processes import Clients, default_count
 from perf.deployments import DEPLOYMENTS, Deployment, open_deployment
@@ -66,8 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measure, write and print. Raises PipelineError, once all is written, if a deployment failed that should run."""
+def run(args: argparse.Namespace) -> int:
+    """Measure, write and print; returns 0, or 130 or 143 if a signal ended it.
+
+    Raises PipelineError, once all is written, if a deployment failed that should run.
+    """
+    return interrupts.kept(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
     check = GpuCheck(args, visible_gpus())
     try:
         check.measure()

@@ -6,14 +6,12 @@ Sampled in a thread, so that any part of the time can be asked for afterwards. K
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-INTERVAL_SECONDS = 0.1
+from perf.sampling import INTERVAL_SECONDS, Sampler
 
 
 @dataclass(frozen=True)
@@ -35,30 +33,19 @@ class _Sample:
     busy: float
 
 
-class MachineLoad:
+class MachineLoad(Sampler):
     """`with MachineLoad(server_pid) as used: used.client(pid); ...`; then used.between(start, end)."""
 
     def __init__(self, server: int | None, client: int | None = None) -> None:
         """server, client: process ids; the server counts with the processes it has started."""
         import psutil  # here, because other measurements do without it
 
+        super().__init__()
         self._psutil: Any = psutil
         self._server, self._client = server, client
         self._processes: dict[int, list[Any]] = {}
         self._seen: dict[int, float] = {}
         self._samples: list[_Sample] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> MachineLoad:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
 
     def client(self, pid: int) -> None:
         """From now on it is the client."""
@@ -74,14 +61,17 @@ class MachineLoad:
         server, client = (last.server - first.server) / whole, (last.client - first.client) / whole
         return Shares(server, client, max(0.0, (last.busy - first.busy) / whole - server - client))
 
-    def _run(self) -> None:
-        while True:
-            times = self._psutil.cpu_times()
-            busy = times.user + times.nice + times.system + times.irq + times.softirq + getattr(times, "steal", 0.0)
-            server, client = self._seconds(self._server, whole=True), self._seconds(self._client, whole=False)
-            self._samples.append(_Sample(time.time(), server, client, busy))
-            if self._done.wait(INTERVAL_SECONDS):
-                return
+    def sample(self) -> None:
+        """At the beginning, and at every tick."""
+        self._look()
+        for _ in self.ticks():
+            self._look()
+
+    def _look(self) -> None:
+        times = self._psutil.cpu_times()
+        busy = times.user + times.nice + times.system + times.irq + times.softirq + getattr(times, "steal", 0.0)
+        server, client = self._seconds(self._server, whole=True), self._seconds(self._client, whole=False)
+        self._samples.append(_Sample(time.time(), server, client, busy))
 
     def _seconds(self, pid: int | None, *, whole: bool) -> float:
         """CPU seconds of a process, or of it and its descendants; of one that has ended, what it was last seen with."""

@@ -23,8 +23,11 @@ class Table:
 
 
 def most_clients(result: dict[str, Any]) -> int:
-    """Of any row; 0 without rows."""
-    return max((int(row["clients"]) for row in result["rows"]), default=0)
+    """For which every measured deployment has a row, so that they compare; of any row if none; 0 without rows."""
+    rows = result["rows"]
+    each = [{int(row["clients"]) for row in rows if row["deployment"] == name} for name in deployments(result)]
+    together = set.intersection(*each) if each else set()
+    return max(together or set().union(*each), default=0)
 
 
 def deployments(result: dict[str, Any]) -> list[str]:

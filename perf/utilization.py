@@ -9,37 +9,20 @@ from __future__ import annotations
 
 import os
 import statistics
-import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from ensemble.gpu import VISIBLE
-
-# The driver itself averages over a sixth of a second or more.
-INTERVAL_SECONDS = 0.1
+from perf.sampling import Sampler
 
 
-class Utilization:
+class Utilization(Sampler):
     """`with Utilization() as used: ...`; then used.percent: the mean over the time and the GPUs, None if unknown."""
 
     percent: float | None = None
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Utilization:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """At every tick; the driver itself averages over a sixth of a second or more before it."""
         try:
             import pynvml  # here, because a machine without a GPU may not have it
         except ImportError:
@@ -50,7 +33,7 @@ class Utilization:
             try:
                 handles = _handles(pynvml)
                 samples = []
-                while handles and not self._done.wait(INTERVAL_SECONDS):
+                for _ in self.ticks():
                     samples += [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles]
                 self.percent = statistics.fmean(samples) if samples else None
             finally:

@@ -64,6 +64,33 @@ PICKY = (
     + STACK
 )
 
+# A fixed amount of work a batch: instances that do it at the same time slow each other down.
+SPIN = (
+    """
+        sum(range(200_000))
+"""
+    + STACK
+)
+
+STREAMED = """# SPDX-License-Identifier: Apache-2.0
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.01)
+        for request in requests:
+            rows = len(pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy())
+            logits = pb_utils.Tensor("logits", np.zeros((rows, 2), dtype=np.float32))
+            sender = request.get_response_sender()
+            sender.send(pb_utils.InferenceResponse([logits]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
 SLOW_TOKENIZER = """# SPDX-License-Identifier: Apache-2.0
 import time
 
@@ -148,6 +175,12 @@ def write_all(folder: Path) -> tuple[str, ...]:
     write(folder, "rigid", config("rigid", IDS % ("-1", "")), handler(STACK))
     write(folder, "late", late, handler(STACK))
     write(folder, "overloaded", two, handler(STACK))
+    streamed = config("streamed", varied, batching=DECOUPLED)
+    streamed_batches = config("streamed_batches", varied, batching=f"dynamic_batching {{ }} {DECOUPLED}")
+    side_by_side = config("side_by_side", varied).replace("count: 1", "count: 4")
+    write(folder, "streamed", streamed, STREAMED)
+    write(folder, "streamed_batches", streamed_batches, STREAMED)
+    write(folder, "side_by_side", side_by_side, handler(SPIN, 0))
     write(folder, "picky", config("picky", varied), handler(PICKY))
     write(folder, "padded", config("padded", IDS_AND_MASK), handler(STACK))
     write(folder, "classify", config("classify", varied), handler(STACK))

@@ -69,7 +69,7 @@ def handlers(repository: Path) -> Iterator[Handlers]:
     stand_in.TritonModelException = type("TritonModelException", (Exception,), {})
     stand_in.Tensor = lambda name, array: (name, array)
     stand_in.get_input_tensor_by_name = lambda request, name: SimpleNamespace(as_numpy=lambda: request[name])
-    stand_in.MetricFamily = MagicMock()
+    stand_in.MetricFamily, stand_in.Logger = MagicMock(), MagicMock()
 
     def load(model: str, config: str) -> Any:
         spec = importlib.util.spec_from_file_location(f"{model}_handler", repository / model / "1/model.py")
@@ -89,9 +89,14 @@ def handlers(repository: Path) -> Iterator[Handlers]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, stand_in.__name__, stand_in)
-        patch.delitem(sys.modules, "ensemble.execution", raising=False)
-        yield Handlers(load("tokenizer", "config.pbtxt"), load("classifier", "configs/cpu.pbtxt"))
-        del sys.modules["ensemble.execution"]
+        modules = ("ensemble.execution", "ensemble.gated_execution")
+        for name in modules:
+            patch.delitem(sys.modules, name, raising=False)
+        handlers = Handlers(load("tokenizer", "config.pbtxt"), load("classifier", "configs/cpu.pbtxt"))
+        yield handlers
+        handlers.tokenizer.finalize()
+        for name in modules:
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from conftest import ROOT, Reference, serving
 from test_answers import TOLERANCE
 from triton_requests import in_flight_together, tensor_input, texts_input
 
+from ensemble.admin_key import GRPC_HEADER
 from ensemble.errors import ServerError
 from ensemble.samples import load_samples
 from ensemble.server import Server, ServerOptions
@@ -265,10 +266,10 @@ def test_answers_are_right_with_the_library_loaded(raw, reference: Reference) ->
 
 
 @pytest.mark.parametrize("name", BAD_BUDGETS)
-def test_a_bad_budget_refuses_the_model(raw, name: str) -> None:
+def test_a_bad_budget_refuses_the_model(bounded_server: Server, raw, name: str) -> None:
     """The reason has the parameter, what is wrong with it and what to write, in one line."""
     with pytest.raises(grpc.InferenceServerException) as caught:
-        raw.load_model(name)
+        raw.load_model(name, headers={GRPC_HEADER: bounded_server.options.admin_key})
 
     assert f"Invalid argument: {reason(BAD_BUDGETS[name][1])}" in caught.value.message().splitlines()[0]
 

@@ -7,25 +7,26 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
-from doctor_deployments import write_all
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+from conftest import serving
+from doctor_deployments import IDS, RAGGED, STACK, config, handler, write, write_all
 
 from ensemble.server import Server, ServerOptions
 from perf.__main__ import main
 from perf.doctor import examination
-from perf.doctor.inputs import CannotMakeInput, InputMaker, Text, built_in_texts
+from perf.doctor.inputs import InputMaker, built_in_texts
+from perf.doctor.load import drive
+from perf.doctor.target import find
 
 # Enough for a few batches of every kind.
-SECONDS = "1.2"
+SECONDS = "0.6"
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,11 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("doctor") / "repository"
     repository.mkdir()
     names = write_all(repository)
-    with Server(ServerOptions(repository, models=names, http_port=0, grpc_port=0, metrics_port=0)) as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        # As others run theirs: what it serves is no secret.
+        patch.setattr("ensemble.server.RESTRICTED", ("trace",))
+        with serving(ServerOptions(repository, models=names, http_port=0, grpc_port=0, metrics_port=0)) as server:
+            yield server
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,7 @@ def examine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Diagnosis
         ("overloaded", "queue-bound", "overloaded"),
         ("padded", "padding waste", "padded"),
         ("slow_text", "tokenizer-bound", "slow_tokenizer"),
+        ("streamed", "not batching", "streamed"),
     ],
 )
 def test_names_the_fault_and_no_other(deployed: Server, examine, model: str, name: str, at_fault: str) -> None:
@@ -99,7 +104,7 @@ def test_names_the_fault_and_no_other(deployed: Server, examine, model: str, nam
     assert f"fault: {name} ({at_fault}" in found.printed
 
 
-@pytest.mark.parametrize("model", ["stacked", "classify", "quick_text"])
+@pytest.mark.parametrize("model", ["stacked", "classify", "quick_text", "side_by_side"])
 def test_finds_none_in_a_sound_deployment(deployed: Server, examine, model: str) -> None:
     """Batches form and stay whole: exit code 0."""
     found = examine(deployed, model)
@@ -143,6 +148,86 @@ def test_one_request_at_a_time_is_too_little_to_tell(deployed: Server, examine) 
     assert "--clients" in found.printed
 
 
+@contextmanager
+def traffic(server: Server, model: str, clients: int) -> Iterator[None]:
+    """The user's own: so many clients, each waiting for its answer before it sends again."""
+    target = find(server.url, model)
+    inputs = InputMaker(target.config, built_in_texts())
+    messages = [inputs.make(index).message(model) for index in range(16)]
+    with ThreadPoolExecutor(1) as thread:
+        # Until the watching is over: the last request of each is waited for.
+        done = threading.Event()
+        while_watched = thread.submit(_send, server.url, messages, clients, done) if clients else None
+        yield
+        done.set()
+        if while_watched:
+            assert while_watched.result() > 0
+
+
+def _send(url: str, messages: list, clients: int, done: threading.Event) -> int:
+    sent = 0
+    while not done.is_set():
+        sent += len(drive(url, messages, clients, 0.5, 10_000).latencies)
+    return sent
+
+
+WATCH = ("--watch-seconds", "1.5")
+
+
+def test_a_client_that_sends_one_at_a_time_is_told_from_the_server(deployed: Server, examine) -> None:
+    """Batches would form; it is the client that gives none the chance. Nothing is sent by the doctor itself."""
+    with traffic(deployed, "stacked", 1):
+        found = examine(deployed, "stacked", *WATCH)
+
+    assert found.faults == {("not batching", "stacked")} and found.code == 1, found.printed
+    assert "it is the client, not the server" in found.printed and "Nothing is sent" in found.printed
+    assert [phase["name"] for phase in found.result["phases"]] == ["watched"]
+
+
+def test_good_traffic_is_found_healthy(server: Server, examine) -> None:
+    """Many clients and whole batches, by the handler's own count; and it is said what only a load would show."""
+    with traffic(server, "text_classifier", 12):
+        found = examine(server, "text_classifier", *WATCH)
+
+    assert found.faults == set() and found.code == 0, found.printed
+    assert "padding in the requests" in found.evidence("cannot tell")
+
+
+def test_what_only_a_load_would_show_is_not_claimed_of_traffic(deployed: Server, examine) -> None:
+    """A loop behind batches of one size looks like a machine at its ceiling: cannot tell, and how to find out."""
+    with traffic(deployed, "looped_fixed", 8):
+        found = examine(deployed, "looped_fixed", *WATCH)
+
+    assert (found.code, found.faults) == (2, set()), found.printed
+    assert "leave --watch-seconds out" in found.printed
+
+
+def test_a_server_that_does_not_batch_is_found_by_its_traffic(deployed: Server, examine) -> None:
+    """Requests wait, and each runs alone, because of the config."""
+    with traffic(deployed, "no_dynamic_batching", 6):
+        found = examine(deployed, "no_dynamic_batching", *WATCH)
+
+    assert found.faults == {("not batching", "no_dynamic_batching")}, found.printed
+    assert "the config has no dynamic_batching" in found.printed
+
+
+def test_without_traffic_there_is_too_little_to_tell(deployed: Server, examine) -> None:
+    """And what is needed to tell."""
+    found = examine(deployed, "late", "--watch-seconds", "0.2")
+
+    assert (found.code, found.names[0]) == (2, "too little load to tell")
+    assert "watch while the clients send" in found.printed
+
+
+def test_a_decoupled_model_is_loaded_over_streams(deployed: Server, examine) -> None:
+    """Requests are counted and none fails; that its batches stay whole cannot be told by its times, and is not."""
+    found = examine(deployed, "streamed_batches")
+
+    assert (found.code, found.faults) == (2, set()), found.printed
+    assert all(phase["failures"] == 0 < phase["answered"] for phase in found.result["phases"])
+    assert "it is decoupled" in found.printed and "--repository" in found.printed
+
+
 def test_the_handler_probe_turns_a_hint_into_proof(deployed: Server, examine) -> None:
     """With --repository: passes are counted, and the verdict is proved."""
     found = examine(deployed, "looped", "--repository", str(deployed.options.repository))
@@ -158,7 +243,7 @@ def test_says_what_it_will_send_before_it_sends(deployed: Server, examine) -> No
     found = examine(deployed, "classify", "--clients", "8", "--requests", "96")
 
     assert found.printed.startswith(
-        f"Sending to {deployed.url}, model classify, and to no other host: for at most 1.2 s"
+        f"Sending to {deployed.url}, model classify, and to no other host: for at most {SECONDS} s"
     )
     assert "96 requests and 8 in flight" in " ".join(found.printed.split())
     assert sum(phase["answered"] for phase in found.result["phases"]) <= 96
@@ -184,13 +269,14 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_no_server_a_wrong_port_and_an_unknown_model_are_said_plainly(deployed: Server, capsys) -> None:
+def test_no_server_a_wrong_port_and_an_unknown_model_are_said_plainly(deployed: Server, server: Server, capsys) -> None:
     """Exit code 2 and a line that says what to do."""
     for url, model, says in (
         (f"127.0.0.1:{_free_port()}", "looped", "no Triton server answers over gRPC"),
         (f"127.0.0.1:{deployed.http_port}", "looped", "8000 is HTTP and 8002 metrics"),
         (deployed.url, "lopped", "has no model 'lopped' ready"),
         (deployed.url, "lopped", "it serves classify, late, looped"),
+        (server.url, "lopped", "see what it serves"),  # which the project's own keeps to itself
         ("nonsense", "looped", "nonsense"),
     ):
         assert main(["doctor", "--url", url, "--model", model]) == 2
@@ -210,6 +296,8 @@ def test_no_server_a_wrong_port_and_an_unknown_model_are_said_plainly(deployed: 
         (["--input-data", "bare.json"], "bare.json has no requests"),
         (["--input-data", "other.json"], "a request has no input_ids"),
         (["--repository", "absent"], "--repository absent is no folder"),
+        (["--watch-seconds", "-1"], "--watch-seconds -1: give more than 0"),
+        (["--watch-seconds", "5", "--input-data", "bare.json"], "sends nothing: leave --input-data out"),
     ],
 )
 def test_what_makes_no_sense_is_refused(deployed: Server, options, says, tmp_path, monkeypatch, capsys) -> None:
@@ -228,17 +316,15 @@ def test_what_makes_no_sense_is_refused(deployed: Server, options, says, tmp_pat
 
 def test_a_server_that_dies_under_load_is_said_plainly(tmp_path: Path, monkeypatch, capsys) -> None:
     """Exit code 2, no traceback, no verdict."""
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    write_all(repository)
-    options = ServerOptions(repository, models=("classify",), http_port=0, grpc_port=0, metrics_port=0)
-    with Server(options) as server:
+    write(tmp_path / "repository", "classify", config("classify", IDS % ("-1", RAGGED)), handler(STACK))
+    options = ServerOptions(tmp_path / "repository", models=("classify",), http_port=0, grpc_port=0, metrics_port=0)
+    with serving(options) as server:
         load = examination.drive
 
-        def drive(*given):
+        def drive(*given, **more):
             if given[2] > 1:
                 threading.Timer(0.3, server.end_processes).start()
-            return load(*given)
+            return load(*given, **more)
 
         monkeypatch.setattr(examination, "drive", drive)
         code = main(["doctor", "--url", server.url, "--model", "classify", "--seconds", "60"])
@@ -247,59 +333,6 @@ def test_a_server_that_dies_under_load_is_said_plainly(tmp_path: Path, monkeypat
     assert code == 2
     assert f"the server at {server.url} went away" in captured.err
     assert "fault" not in captured.out
-
-
-def _config(text: str):
-    return text_format.Parse(text, model_config_pb2.ModelConfig())
-
-
-def test_inputs_follow_the_config() -> None:
-    """Fixed dims are filled up and masked, open ones take the text's length, and floats are random."""
-    config = _config(
-        'name: "m" max_batch_size: 8 input { name: "input_ids" data_type: TYPE_INT32 dims: 32 }'
-        'input { name: "attention_mask" data_type: TYPE_INT64 dims: 32 }'
-        'input { name: "token_type_ids" data_type: TYPE_INT64 dims: -1 }'
-        'input { name: "pixels" data_type: TYPE_FP16 dims: [3, -1, -1] }'
-        'input { name: "prompt" data_type: TYPE_STRING dims: 1 } input { name: "x" data_type: TYPE_BF16 dims: 1 optional: true }'
-    )
-
-    made = InputMaker(config, [Text("two words", 5)]).make(0, rows=2)
-
-    arrays = made.arrays
-    assert arrays["input_ids"].shape == (2, 32) and arrays["input_ids"].dtype == np.int32
-    assert (arrays["input_ids"][:, :5] >= 1000).all() and not arrays["input_ids"][:, 5:].any()
-    assert arrays["attention_mask"].sum() == 10
-    assert arrays["token_type_ids"].shape == (2, 5) and not arrays["token_type_ids"].any()
-    assert arrays["pixels"].shape == (2, 3, 224, 224) and np.ptp(arrays["pixels"]) > 0
-    assert arrays["prompt"].tolist() == [[b"two words"]] * 2
-    assert (made.length, made.slots) == (5, 32)
-    assert len(made.message("m").raw_input_contents) == 5
-
-
-def test_a_model_without_a_batch_dimension_gets_none() -> None:
-    """max_batch_size 0: dims are all there is, and a leading -1 is the model's own batch dimension."""
-    rows = _config('name: "m" input { name: "ids" data_type: TYPE_INT64 dims: [-1, -1] }')
-    flat = _config('name: "m" input { name: "ids" data_type: TYPE_INT64 dims: -1 }')
-
-    texts = [Text("a", 7)]
-
-    assert InputMaker(rows, texts).make(0).arrays["ids"].shape == (1, 7)
-    assert InputMaker(flat, texts).make(0).arrays["ids"].shape == (7,)
-
-
-@pytest.mark.parametrize(
-    ("field", "says"),
-    [
-        ('input { name: "x" data_type: TYPE_BF16 dims: 1 }', "x is BF16"),
-        ('input { name: "x" data_type: TYPE_INT32 dims: 1 is_shape_tensor: true }', "x is a shape tensor"),
-        ("", "lists no inputs"),
-    ],
-)
-def test_what_cannot_be_made_up_is_said(field: str, says: str) -> None:
-    """With the input's name, and the way out."""
-    with pytest.raises(CannotMakeInput, match=says) as caught:
-        InputMaker(_config(f'name: "m" {field}'), built_in_texts())
-    assert "--input-data" in str(caught.value)
 
 
 def test_a_result_that_cannot_be_written_is_said(deployed: Server, tmp_path: Path, capsys) -> None:

@@ -28,7 +28,7 @@ from ensemble.stubs import stubs_of
 # whose model was unloaded under it.
 REFUSED = re.compile(
     "the server is stopping: ask another one|has no available versions|Server is stopping|Connection refused|"
-    "Connection reset by peer|Socket closed"
+    "Connection reset by peer|Socket closed|was cancelled"
 )
 
 

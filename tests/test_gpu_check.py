@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
+from small_repository import small_repository
 
 from ensemble.errors import ConfigError, PipelineError, ServerError
 from ensemble.gpu import VISIBLE
@@ -30,7 +33,7 @@ from perf.in_process import shape
 from perf.utilization import Utilization
 
 ENGINE = {"tensorrt": "10.5.0", "parity": [{"what": "logits", "max_abs": 0.0021}], "profiles": [1, 2]}
-TINY = ["--clients", "1", "4", "--seconds", "1", "--warm-up", "0.1", "--texts", "mixed"]
+TINY = ["--clients", "1", "4", "--seconds", "0.4", "--warm-up", "0.1", "--texts", "mixed"]
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +45,20 @@ def without_gpu() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def checked(repository: Path, without_gpu: None, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def small(without_gpu: None, small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a small model."""
+    return small_repository(small_model, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def checked(small: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """One small run, with two client processes, in a folder where an engine check has left its result."""
     folder = tmp_path_factory.mktemp("gpu-check")
     (folder / "engine.json").write_text(json.dumps(ENGINE))
     printed = StringIO()
     with redirect_stdout(printed):
         code = main(
-            ["gpu-check", "--repository", str(repository), "--output", str(folder), "--client-processes", "2", *TINY]
+            ["gpu-check", "--repository", str(small), "--output", str(folder), "--client-processes", "2", *TINY]
         )
     return SimpleNamespace(
         code=code,
@@ -114,7 +123,7 @@ def test_the_record_says_where_it_comes_from(checked: SimpleNamespace) -> None:
     result = checked.result
     assert result["command"].startswith("python -m perf") and result["created"].endswith("Z")
     assert result["machine"]["cores"] >= 1 and {"python", "torch", "tritonclient"} <= result["versions"].keys()
-    assert (result["model"]["layers"], result["model"]["hidden"], result["model"]["intermediate"]) == (6, 384, 1536)
+    assert (result["model"]["layers"], result["model"]["hidden"], result["model"]["intermediate"]) == (2, 32, 64)
     assert result["load"]["mean_tokens"]["mixed"] == pytest.approx(57.1, abs=0.1)
 
 
@@ -159,18 +168,19 @@ def killed(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_interrupted_run_keeps_what_it_measured(
     repository: Path, killed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C at the second point: exit code 130, the first point is in the file, and the server is ended."""
+    """SIGTERM at the second point: exit code 143, the first point is in the file, and the server is ended."""
     measure, points = load_point.measure, []
 
     def interrupted(*args: object) -> dict[str, object]:
         points.append(args)
         if len(points) > 1:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)  # cut short
         return measure(*args)
 
     monkeypatch.setattr(load_point, "measure", interrupted)
 
-    assert main(options(repository, tmp_path, "--deployments", "looped")) == 130
+    assert main(options(repository, tmp_path, "--deployments", "looped")) == 143
     result = json.loads((tmp_path / "gpu-check.json").read_text())
     assert not result["complete"] and [row["clients"] for row in result["rows"]] == [1]
     assert {"what": "the rest", "reason": "interrupted"} in result["skipped"]
@@ -198,7 +208,7 @@ def test_wrong_answers_get_no_speed(
 
 
 def test_an_engine_that_preflight_refuses_is_a_failure(
-    repository: Path, without_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could run here but for what is installed: that is mended, not skipped."""
 
@@ -207,18 +217,16 @@ def test_an_engine_that_preflight_refuses_is_a_failure(
 
     monkeypatch.setattr("perf.gpu_check.open_deployment", refused)
 
-    assert main(options(repository, tmp_path, "--deployments", "text_classifier")) == 1
+    assert main(options(small, tmp_path, "--deployments", "text_classifier")) == 1
     (failed,) = json.loads((tmp_path / "gpu-check.json").read_text())["failed"]
     assert failed["what"] == "text_classifier" and "the server has 11.0.0" in failed["reason"]
 
 
-def test_nothing_measured_is_a_failure(
-    repository: Path, without_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_measured_is_a_failure(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No time for anything: all is skipped, and the exit code is 1. An engine.json that is none is said too."""
     (tmp_path / "engine.json").write_text("{")
 
-    assert main(options(repository, tmp_path, "--minutes", "1e-9")) == 1
+    assert main(options(small, tmp_path, "--minutes", "1e-9")) == 1
     result = json.loads((tmp_path / "gpu-check.json").read_text())
     assert [one["what"] for one in result["skipped"]] == ["text_classifier", "baseline", "looped"]
     assert all("no time left" in one["reason"] for one in result["skipped"])
@@ -345,7 +353,7 @@ def test_utilization_is_the_mean_of_the_visible_gpus(
         monkeypatch.setenv(VISIBLE, visible)
 
     with Utilization() as used:
-        time.sleep(0.35)
+        time.sleep(0.25)
 
     assert used.percent == percent and driver.ended
 

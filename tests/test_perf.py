@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from small_repository import small_repository
 
+from ensemble.server import Server
+from perf import closed_loop
 from perf.__main__ import main
 from perf.cost_model import SHAPES, fit
+
+
+@pytest.fixture
+def small(small_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is measured is no test, so a small model will do."""
+    return small_repository(small_model, tmp_path_factory)
 
 
 @pytest.mark.parametrize(
@@ -20,10 +31,10 @@ from perf.cost_model import SHAPES, fit
     ],
 )
 def test_a_measurement_prints_its_table(
-    repository: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+    small: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 0 and the figures by name."""
-    assert main([*arguments, "--repository", str(repository)]) == 0
+    assert main([*arguments, "--repository", str(small)]) == 0
 
     printed = capsys.readouterr().out
     assert all(word in printed for word in words)
@@ -41,11 +52,15 @@ def test_a_repository_without_a_model_is_an_error(
 
 @pytest.mark.parametrize("wrong", [1.0, float("nan")])
 def test_wrong_answers_get_no_speed(
-    wrong: float, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: float,
+    repository: Path,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A served answer that differs from the in-process one is an error instead of a figure."""
-    from perf import closed_loop
-
+    running = SimpleNamespace(url=server.url, start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr("perf.served_ratio.open_server", lambda *_: (running, None))
     real = closed_loop.run
     monkeypatch.setattr(
         "perf.closed_loop.run",

@@ -6,7 +6,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from perf.doctor.examination import Examination
+from perf.doctor.counts import Counts
+from perf.doctor.seen import Examination
 from perf.doctor.target import Leaf
 from perf.doctor.verdict import CANNOT_TELL, FAULT, LIKELY, NOT_BATCHING, PROVED, TAKEN_APART, UNKNOWN, Verdict
 
@@ -14,6 +15,10 @@ from perf.doctor.verdict import CANNOT_TELL, FAULT, LIKELY, NOT_BATCHING, PROVED
 ALONE = 1.5
 # So many wait on the mean: there was company to be had.
 COMPANY = 1.0
+# Executions that a request waits for, on the mean, beyond which two clients' taking turns does not explain it.
+TURNS = 1.5
+# Rows of a request, on the mean, that count as one.
+ONE_ROW = 1.05
 # Equal requests in batches so many times larger: it is the shapes.
 SHAPES = 2.0
 
@@ -31,12 +36,12 @@ GPU_IDLE = 0.5
 
 def not_batching(seen: Examination, leaf: Leaf, lengths: str) -> Verdict | None:
     """Requests wait, and yet each runs alone. lengths: of what was sent, for a reader."""
-    counts, waiting = seen.counts("mixed", leaf.name), seen.queued("mixed", leaf.name)
+    counts, waiting = seen.counts(seen.main, leaf.name), seen.queued(seen.main, leaf.name)
     if waiting < COMPANY or not counts.executions:
         return None
     line = (
         f"{counts.rows} rows in {counts.executions} executions, {counts.mean_batch:.1f} a batch, while {waiting:.1f} "
-        f"requests waited on the mean ({seen.limits.clients} in flight)"
+        f"requests waited on the mean ({seen.crowd})"
     )
 
     def fault(why: str, fix: str, *more: str) -> Verdict:
@@ -51,6 +56,8 @@ def not_batching(seen: Examination, leaf: Leaf, lengths: str) -> Verdict | None:
         return fault("max_batch_size is 1", "raise max_batch_size, and add dynamic_batching { } if it is missing")
     if not leaf.config.HasField("dynamic_batching") and counts.mean_batch < ALONE:
         return fault("the config has no dynamic_batching", "add dynamic_batching { } to its config.pbtxt")
+    if seen.watched:
+        return _watched_alone(leaf, counts, line)
     alike = seen.counts("alike", leaf.name)
     compared = f"requests of equal shape, otherwise the same load: {alike.mean_batch:.1f} a batch"
     if leaf.rigid and alike.mean_batch >= SHAPES * counts.mean_batch:
@@ -65,6 +72,19 @@ def not_batching(seen: Examination, leaf: Leaf, lengths: str) -> Verdict | None:
             CANNOT_TELL, UNKNOWN, leaf.name, LIKELY, (line, compared, "why no batch forms is not to be seen")
         )
     return None
+
+
+def _watched_alone(leaf: Leaf, counts: Counts, line: str) -> Verdict | None:
+    """Of watched traffic. Two clients take turns and never share a batch: each waits for one execution."""
+    if counts.mean_batch >= ALONE or counts.wait <= TURNS * counts.busy / counts.executions:
+        return None
+    why = (
+        f"{', '.join(leaf.rigid)} may differ in shape, without allow_ragged_batch: a batch would end where it changes"
+        if leaf.rigid
+        else "why no batch forms is not to be seen"
+    )
+    fix = "send requests of one shape for comparison: leave --watch-seconds out"
+    return Verdict(CANNOT_TELL, UNKNOWN, leaf.name, LIKELY, (line, why), fix)
 
 
 @dataclass(frozen=True)
@@ -90,9 +110,10 @@ class Growth:
 
 def growth(seen: Examination, leaf: Leaf) -> Growth | None:
     """Measure it; None where too few batches formed to tell."""
+    if seen.watched:
+        return _watched_growth(seen.counts(seen.main, leaf.name))
     rows, shares, over_rows, handing = [], [], [], []
-    joined = {id(phase): phase for phase in seen.named("rows")}
-    by_rows = list(joined.values())
+    by_rows = seen.named("rows")
     for index, (alone, alike) in enumerate(zip(seen.named("alone"), seen.named("alike"), strict=True)):
         one, many = alone.counts[leaf.name], alike.counts[leaf.name].infer(least=2)
         single = one.infer()
@@ -109,6 +130,20 @@ def growth(seen: Examination, leaf: Leaf) -> Growth | None:
         return None
     median = statistics.median
     return Growth(median(rows), median(shares), median(over_rows) if over_rows else None, median(handing))
+
+
+def _watched_growth(counts: Counts) -> Growth | None:
+    """By the sizes of batches that formed: of requests of one row, or a batch may have been a single request."""
+    small = min(counts.sizes, default=0)
+    less, more = counts.infer(most=small), counts.infer(least=max(2 * small, round(ROWS)))
+    if not less or not more or counts.rows > counts.requests * ONE_ROW:
+        return None
+    a_row = (more[1] - less[1]) / (more[0] - less[0])
+    one = less[1] - a_row * (less[0] - 1)
+    if one <= 0:
+        return None
+    handing = one / counts.handing_over() if counts.handing_over() else float("inf")
+    return Growth(more[0], a_row / one, None, handing)
 
 
 def reported(seen: Examination, leaf: Leaf) -> tuple[bool, str] | None:
@@ -138,6 +173,9 @@ def taken_apart(seen: Examination, leaf: Leaf, *, probed: bool | None) -> Verdic
         return Verdict(TAKEN_APART, FAULT, leaf.name, PROVED, (line, *lines), fix)
     if leaf.whole_batches:
         return (*lines, f"the {leaf.backend} backend runs a batch as one")
+    if leaf.decoupled:
+        line = "it is decoupled: its execute() may end before its answers are made, so times say nothing of batches"
+        return Verdict(CANNOT_TELL, UNKNOWN, leaf.name, PROVED, (line,), "run with --repository, which counts passes")
     if grown is None or (leaf.takes_text and len(seen.target.leaves) > 1):
         return None
     return _by_times(seen, leaf, grown)
@@ -158,7 +196,7 @@ def _by_times(seen: Examination, leaf: Leaf, grown: Growth) -> Verdict | tuple[s
         )
         if grown.requests >= MORE_FOR_REQUESTS and grown.share >= FLAT:
             return Verdict(TAKEN_APART, FAULT, leaf.name, LIKELY, tuple(lines), fix)
-    used = [phase.gpu for phase in seen.phases if phase.in_flight > 1 and phase.gpu is not None]
+    used = [phase.gpu for phase in seen.phases if phase.crowded and phase.gpu is not None]
     if leaf.on_gpu and used and max(used) < GPU_IDLE and grown.share >= IN_STEP:
         lines.append(f"GPU utilization was at most {max(used):.0%}")
         return Verdict(TAKEN_APART, FAULT, leaf.name, LIKELY, tuple(lines), fix)

@@ -8,13 +8,16 @@ and --clients), and reads the server's statistics, the model's config and, where
 Inputs are made from the config: texts, token ids of realistic lengths, or random numbers; --input-data gives others.
 Other traffic on the model meanwhile blurs the counts.
 
+With --watch-seconds it sends nothing and counts what the clients that there are send meanwhile. That shows what no load
+can, clients that send one request at a time; it leaves open what only a load shows, and says what that is.
+
 With --repository it also runs each Python handler's own model.py, in a process of its own and with a time limit: it
 loads the model once more, hands execute() 1, 2, 8 and 16 requests and counts forward passes and tokenizer calls. That
 is proof where the statistics only hint. It needs the Python packages of the handler.
 
-Faults it names: not batching, batches taken apart, tokenizes one by one, tokenizer-bound, queue-bound, padding waste,
-responses that do not match requests. Exit code 0: healthy. 1: a fault was found. 2: it cannot tell, or could not
-examine.
+Faults it names: not batching (for the server, or for its clients), batches taken apart, tokenizes one by one,
+tokenizer-bound, queue-bound, padding waste, responses that do not match requests. Exit code 0: healthy. 1: a fault was
+found. 2: it cannot tell, or could not examine.
 """
 
 from __future__ import annotations
@@ -28,14 +31,16 @@ from perf import record
 from perf.doctor import padding, report
 from perf.doctor.counts import Metrics
 from perf.doctor.diagnosis import diagnose
-from perf.doctor.examination import PHASES, ROUNDS, Examination, Limits, examine
+from perf.doctor.examination import ROUNDS, examine
 from perf.doctor.handlers import verdicts as of_handler
 from perf.doctor.input_data import FileInputs
 from perf.doctor.inputs import LONGEST, InputMaker, built_in_texts, read_texts
 from perf.doctor.padding import TEXTS, Sample
 from perf.doctor.probe import SECONDS, Probe, probe
+from perf.doctor.seen import PHASES, Examination, Limits
 from perf.doctor.target import Target, find
 from perf.doctor.verdict import CANNOT_TELL, PROVED, UNKNOWN, Verdict, exit_code
+from perf.doctor.watching import watch
 from perf.terminal import console
 
 METRICS_PORT = 8002
@@ -50,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--texts", type=Path, metavar="FILE", help="texts like yours, one a line (default: a sample)")
     parser.add_argument("--input-data", type=Path, metavar="FILE", help="requests, as perf_analyzer's --input-data")
+    parser.add_argument(
+        "--watch-seconds", type=float, metavar="SECONDS", help="send nothing; watch the traffic there is for so long"
+    )
     parser.add_argument("--seconds", type=float, default=9.0, help="of sending, in all (default: %(default)g)")
     parser.add_argument("--requests", type=int, default=6000, help="at most, in all (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=32, help="requests in flight at most (default: %(default)s)")
@@ -75,29 +83,44 @@ def _run(args: argparse.Namespace) -> int:
     target = find(args.url, args.model)
     seen: Examination | None = None
     found: Sample | None = None
-    inputs: InputMaker | FileInputs | None = None
+    cap = LONGEST
     closed = _closed(target)
-    if not closed:
+    metrics = Metrics(args.metrics_url or f"http://{args.url.rpartition(':')[0]}:{METRICS_PORT}/metrics")
+    if args.watch_seconds:
+        _say(f"Watching {target.model} on {target.url} for {args.watch_seconds:g} s. Nothing is sent to it.")
+        seen = watch(target, args.watch_seconds, metrics)
+    elif not closed:
         inputs = _inputs(args, target)
-        metrics = Metrics(args.metrics_url or f"http://{args.url.rpartition(':')[0]}:{METRICS_PORT}/metrics")
-        console().print(_announcement(target, limits), markup=False, highlight=False)
+        _say(_announcement(target, limits))
         found = padding.sample(target, inputs)
         seen = examine(target, inputs, limits, metrics)
-    probes = _probes(args, target, inputs.cap if isinstance(inputs, InputMaker) else LONGEST)
-    if seen and found:
+        cap = inputs.cap if isinstance(inputs, InputMaker) else cap
+    if seen and metrics.why:
+        _say(f"Without metrics: {metrics.why}")
+    probes = _probes(args, target, cap)
+    if seen:
         verdicts = diagnose(seen, found, probes)
     else:
         verdicts = [verdict for one in probes.values() for verdict in of_handler(one)]
-        verdicts.append(Verdict(CANNOT_TELL, UNKNOWN, target.model, PROVED, (closed,), "try it with --repository"))
+        fix = "try it with --watch-seconds, or with --repository"
+        verdicts.append(Verdict(CANNOT_TELL, UNKNOWN, target.model, PROVED, (closed,), fix))
     report.show(console(), seen, verdicts)
     if args.json:
         record.write(args.json, report.as_json(target, seen, found, probes, verdicts))
     return exit_code(verdicts)
 
 
+def _say(line: str) -> None:
+    console().print(line, markup=False, highlight=False)
+
+
 def _limits(args: argparse.Namespace) -> Limits:
     if not 0 < args.seconds <= 600:
         raise InvalidRequest(f"--seconds {args.seconds:g}: give more than 0 and at most 600")
+    if args.watch_seconds is not None and not 0 < args.watch_seconds <= 86_400:
+        raise InvalidRequest(f"--watch-seconds {args.watch_seconds:g}: give more than 0 and at most 86400")
+    if args.watch_seconds and args.input_data:
+        raise InvalidRequest("--watch-seconds sends nothing: leave --input-data out, or --watch-seconds")
     if not 1 <= args.clients <= 1024:
         raise InvalidRequest(f"--clients {args.clients}: give 1 to 1024")
     least = ROUNDS * len(PHASES) * args.clients  # a request of each client in each part
@@ -115,8 +138,6 @@ def _inputs(args: argparse.Namespace, target: Target) -> InputMaker | FileInputs
 def _closed(target: Target) -> str:
     """Why no load can be sent; "" if it can."""
     for config in (target.config, *(leaf.config for leaf in target.leaves.values())):
-        if config.model_transaction_policy.decoupled:
-            return f"{config.name} is decoupled: it answers over a stream, in its own time, and no load is sent"
         if config.HasField("sequence_batching"):
             return f"{config.name} is stateful: its requests belong to sequences, which the doctor does not make up"
     return ""
@@ -137,7 +158,6 @@ def _probes(args: argparse.Namespace, target: Target, cap: int) -> dict[str, Pro
     probes = {}
     for name, leaf in target.leaves.items():
         if leaf.backend == "python":
-            line = f"Running {args.repository}/{name}'s model.py here, for at most {SECONDS:g} s."
-            console().print(line, markup=False, highlight=False)
+            _say(f"Running {args.repository}/{name}'s model.py here, for at most {SECONDS:g} s.")
             probes[name] = probe(leaf, args.repository, texts, cap)
     return probes

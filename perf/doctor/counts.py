@@ -7,6 +7,7 @@ one; nothing here is compared with a clock of ours but for the length of the pha
 
 from __future__ import annotations
 
+import math
 import re
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ASK_SECONDS = 5.0
+# Of Triton's GPU metrics, unless its --metrics-interval-ms says otherwise.
+GPU_INTERVAL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,9 @@ class Counts:
         """Seconds that a request waited in the queue, on the mean."""
         return self.queue / self.requests / 1e9 if self.requests else 0.0
 
-    def infer(self, least: int = 1) -> tuple[float, float] | None:
-        """Mean rows and mean seconds of compute of the batches with at least so many rows; None without any."""
-        found = [(size, batches) for size, batches in self.sizes.items() if size >= least]
+    def infer(self, least: int = 1, most: float = math.inf) -> tuple[float, float] | None:
+        """Mean rows and mean seconds of compute of the batches with so many rows; None without any."""
+        found = [(size, batches) for size, batches in self.sizes.items() if least <= size <= most]
         executions = sum(batches.count for _, batches in found)
         if not executions:
             return None
@@ -150,10 +153,11 @@ class Metrics:
             self.url = None
             return ""
 
-    def check(self, model: str, executions: int) -> None:
+    def check(self, client: Any, model: str) -> None:
         """Leave an endpoint alone that counts otherwise than the statistics: it is another server's."""
-        text = self.read()
-        if text and _sum(text, "nv_inference_exec_count", model) != executions:
+        least, text = Counts.read(client, model).executions, self.read()
+        counted = _sum(text, "nv_inference_exec_count", model)
+        if text and not least <= (counted or 0) <= Counts.read(client, model).executions:
             self.why = f"{self.url} counts otherwise than the statistics of {model}: another server's?"
             self.url = None
 

@@ -6,6 +6,7 @@ Knows configs and numpy, nothing of servers; the load and the handler probe both
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ class InputMaker:
             shape = self._shape(field, kind, rows, length)
             row = self._row(field, kind, shape[1:], min(length, shape[-1]), text.text, random)
             arrays[field.name] = np.ascontiguousarray(np.broadcast_to(row, shape).reshape(self._sent(shape)))
-            if kind in ("INT64", "INT32") and int(np.prod(shape[1:])) > 1:
+            if kind in ("INT64", "INT32") and int(np.prod(shape[1:])) > 1 and (self._has_mask or _tokens(field)):
                 widths.append(shape[-1])
         slots = max(widths, default=length)
         return Inputs(arrays, types, min(length, slots), slots)
@@ -181,3 +182,8 @@ class InputMaker:
         else:
             row[...] = random.integers(0, 100, size=dims)
         return row
+
+
+def _tokens(field: Any) -> bool:
+    """Whether whole numbers are token ids, by their name: of other ones none need be padding."""
+    return re.search("input_?ids|token", field.name.lower()) is not None

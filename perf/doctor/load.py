@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -47,24 +48,40 @@ class Load:
 
 
 def drive(
-    url: str, messages: Sequence[service_pb2.ModelInferRequest], in_flight: int, seconds: float, most: int
+    url: str,
+    messages: Sequence[service_pb2.ModelInferRequest],
+    in_flight: int,
+    seconds: float,
+    most: int,
+    *,
+    streamed: bool = False,
 ) -> Load:
     """Send the messages in turn until the time is up or `most` are sent; each client sends at least one.
 
-    Raises ServerError if the server goes away.
+    streamed: each client over a stream of its own, and a request is answered with its last response: what a decoupled
+    model needs. Raises ServerError if the server goes away.
     """
-    return asyncio.run(_drive(url, messages, in_flight, seconds, most))
+    return asyncio.run(_drive(url, messages, in_flight, seconds, most, streamed))
 
 
 async def _drive(
-    url: str, messages: Sequence[service_pb2.ModelInferRequest], in_flight: int, seconds: float, most: int
+    url: str,
+    messages: Sequence[service_pb2.ModelInferRequest],
+    in_flight: int,
+    seconds: float,
+    most: int,
+    streamed: bool,
 ) -> Load:
     latencies: list[float] = []
     failures: list[str] = []
     refused = sent = 0
+    if streamed:  # so that there is a last response, whatever the model does
+        for message in messages:
+            message.parameters["triton_enable_empty_final_response"].bool_param = True
 
     async def client(stub: service_pb2_grpc.GRPCInferenceServiceStub, end: float) -> None:
         nonlocal refused, sent
+        asker = _Stream(stub) if streamed else _Calls(stub)
         first = True
         while (first or time.monotonic() < end) and sent < most:
             first = False
@@ -72,13 +89,13 @@ async def _drive(
             sent += 1
             started = time.monotonic()
             try:
-                await stub.ModelInfer(message, timeout=REQUEST_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                if QUEUE_FULL in str(error.details()):
+                await asker.ask(message)
+            except _Failed as error:
+                if QUEUE_FULL in str(error):
                     refused += 1
                     continue
-                failures.append(reason(error))
-                if error.code() == grpc.StatusCode.UNAVAILABLE:
+                failures.append(str(error))
+                if error.gone:
                     return  # the next would fail as well, at once and thousands of times
             else:
                 latencies.append(time.monotonic() - started)
@@ -91,6 +108,62 @@ async def _drive(
         if failures and not await _lives(stub):
             raise ServerError(f"the server at {url} went away under load ({failures[-1]}): see its log")
     return Load(ended - started, tuple(latencies), refused, tuple(failures))
+
+
+class _Failed(Exception):
+    """One request was not answered. gone: nor will the next be."""
+
+    def __init__(self, reason: str, *, gone: bool = False) -> None:
+        super().__init__(reason)
+        self.gone = gone
+
+
+def _failed(error: grpc.aio.AioRpcError) -> _Failed:
+    return _Failed(reason(error), gone=error.code() == grpc.StatusCode.UNAVAILABLE)
+
+
+class _Calls:
+    """Asks by a call for each request."""
+
+    def __init__(self, stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+        self._stub = stub
+
+    async def ask(self, message: service_pb2.ModelInferRequest) -> None:
+        """Returns once it is answered."""
+        try:
+            await self._stub.ModelInfer(message, timeout=REQUEST_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from None
+
+
+class _Stream:
+    """Asks over one stream, or another after a failure."""
+
+    def __init__(self, stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
+        self._stub = stub
+        self._stream: Any = None
+
+    async def ask(self, message: service_pb2.ModelInferRequest) -> None:
+        """Returns with the last response."""
+        stream, self._stream = self._stream or self._stub.ModelStreamInfer(), None
+        try:
+            await stream.write(message)
+            while True:
+                response = await asyncio.wait_for(stream.read(), REQUEST_SECONDS)
+                if response is grpc.aio.EOF:
+                    raise _Failed("the server ended the stream")
+                if response.error_message:
+                    raise _Failed(response.error_message.splitlines()[0])
+                if response.infer_response.parameters["triton_final_response"].bool_param:
+                    break
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from None
+        except asyncio.TimeoutError:
+            raise _Failed(f"no last response after {REQUEST_SECONDS:g} s") from None
+        except asyncio.InvalidStateError:
+            # What write() raises on a stream that has ended; why, read() would have said.
+            raise _Failed("the server ended the stream") from None
+        self._stream = stream
 
 
 async def _lives(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ensemble.contract import leads_away
 from ensemble.errors import ConfigError
 from perf.doctor.inputs import ID_RANGES, LONGEST, Text
 from perf.doctor.target import Leaf
@@ -66,8 +67,13 @@ class Probe:
 
 def probe(leaf: Leaf, repository: Path, texts: Sequence[Text], cap: int = LONGEST) -> Probe:
     """Run it. Raises ConfigError if the repository has no such handler; its own failures are in the result."""
-    folder = (repository / leaf.name).resolve()
     file = leaf.config.default_model_filename or "model.py"
+    # Both are the server's words, and what they lead to is run.
+    if leads_away(leaf.name) or leads_away(file):
+        raise ConfigError(
+            f"{leaf.name!r}, {file!r}: names that lead out of {repository}, so nothing is run: check the server"
+        )
+    folder = (repository / leaf.name).resolve()
     versions = sorted(int(path.parent.name) for path in folder.glob(f"*/{file}") if path.parent.name.isdigit())
     if not versions:
         raise ConfigError(f"{folder} has no version folder with a {file}: give the server's model repository")
@@ -91,26 +97,31 @@ def _run(model: str, job: dict[str, Any]) -> Probe:
     with tempfile.TemporaryDirectory(prefix="doctor-") as scratch:
         task, result, log = (Path(scratch) / name for name in ("job.json", "result.json", "log"))
         task.write_text(json.dumps(job), encoding="utf-8")
-        with log.open("wb") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "perf.doctor.probe_child", str(task), str(result)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that what it starts ends with it
-            )
-            try:
-                code = child.wait(SECONDS)
-            except subprocess.TimeoutExpired:
-                return Probe(model, error=f"it took more than {SECONDS:.0f} s")
-            finally:
-                _end(child)
+        child = start(task, result, log)
+        try:
+            code = child.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            return Probe(model, error=f"it took more than {SECONDS:.0f} s")
+        finally:
+            _end(child)
         if not result.exists():
             tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote nothing"]
             return Probe(model, error=f"its process ended with {code}: {tail[0]}")
         found = json.loads(result.read_text(encoding="utf-8"))
     error = f"{found['stage']}: {found['error']}" if "error" in found else ""
     return Probe(model, found["runs"], error)
+
+
+def start(task: Path, result: Path, log: Path) -> subprocess.Popen[bytes]:
+    """The process that runs the handler. It leads a session, so that what it starts can be ended with it."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "perf.doctor.probe_child", str(task), str(result)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from perf.doctor.examination import PHASES, Examination
 from perf.doctor.padding import Sample
 from perf.doctor.probe import Probe
+from perf.doctor.seen import PHASES, WATCHED, Examination
 from perf.doctor.target import Target
 from perf.doctor.verdict import Verdict, exit_code
 
@@ -76,7 +76,7 @@ def _table(seen: Examination) -> Table:
     table = Table("load", "model", title=f"{seen.target.model} on {seen.target.url}", title_justify="left")
     for name in ("in flight", "requests", "executions", "rows a batch", "waiting", "busy"):
         table.add_column(name, justify="right")
-    for name in PHASES:
+    for name in (*PHASES, WATCHED):
         phases = seen.named(name)
         if not phases:
             continue
@@ -85,7 +85,7 @@ def _table(seen: Examination) -> Table:
             table.add_row(
                 f"{name} ({phases[-1].rows} rows each)" if name == "rows" else name,
                 model,
-                str(phases[-1].in_flight),
+                str(phases[-1].in_flight or ""),
                 str(counts.requests),
                 str(counts.executions),
                 f"{counts.mean_batch:.1f}",

@@ -71,6 +71,11 @@ class Leaf:
         return kinds == {model_config_pb2.ModelInstanceGroup.KIND_GPU}
 
     @property
+    def decoupled(self) -> bool:
+        """Whether it may answer after its execute() has returned, and any number of times."""
+        return bool(self.config.model_transaction_policy.decoupled)
+
+    @property
     def rigid(self) -> list[str]:
         """Inputs that vary in shape without being ragged: requests that differ in them never share a batch."""
         return [field.name for field in self.config.input if -1 in field.dims and not field.allow_ragged_batch]
@@ -93,6 +98,16 @@ class Target:
     def is_ensemble(self) -> bool:
         """Whether the model is made of others."""
         return bool(self.config.ensemble_scheduling.step)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it can be asked over a stream only."""
+        return any(leaf.decoupled for leaf in self.leaves.values())
+
+    @property
+    def instances(self) -> int:
+        """Of the step that has most."""
+        return max(leaf.instances for leaf in self.leaves.values())
 
 
 def connect(url: str) -> triton.InferenceServerClient:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from perf.doctor.examination import Examination
+import math
+
+from perf.doctor.seen import Examination
 from perf.doctor.target import Leaf
 from perf.doctor.verdict import FAULT, LIKELY, PROVED, QUEUE_BOUND, TOKENIZER_BOUND, Verdict
 
@@ -21,31 +23,33 @@ BUSIEST = 1.5
 
 def delay_too_long(seen: Examination, leaf: Leaf) -> Verdict | None:
     """Instances idle while requests wait for company."""
-    alone, mixed = seen.counts("alone", leaf.name), seen.counts("mixed", leaf.name)
-    if not leaf.delay or not alone.executions or not mixed.executions:
+    alone, mixed = seen.counts("alone", leaf.name), seen.counts(seen.main, leaf.name)
+    if not leaf.delay or not mixed.executions:
         return None
-    compute = {name: counts.busy / counts.executions for name, counts in (("alone", alone), ("mixed", mixed))}
-    busy = seen.busy("mixed", leaf.name)
-    waits_alone = alone.wait >= WAITED * leaf.delay and leaf.delay >= FAR_TOO_LONG * max(compute.values())
-    waits_in_company = mixed.wait >= WAITED * leaf.delay and leaf.delay >= TOO_LONG * compute["mixed"] and busy < IDLE
+    takes, busy = mixed.busy / mixed.executions, seen.busy(seen.main, leaf.name)
+    longest = max(takes, alone.busy / alone.executions) if alone.executions else math.inf
+    waits_alone = alone.wait >= WAITED * leaf.delay and leaf.delay >= FAR_TOO_LONG * longest
+    waits_in_company = mixed.wait >= WAITED * leaf.delay and leaf.delay >= TOO_LONG * takes and busy < IDLE
     if not waits_alone and not waits_in_company:
         return None
-    lines = (
-        f"max_queue_delay_microseconds is {leaf.delay * 1e6:.0f}, {leaf.delay / compute['mixed']:.0f} times what a "
-        f"batch takes ({mixed.mean_batch:.1f} rows)",
-        f"one request alone waited {alone.wait / leaf.delay:.0%} of it; {seen.limits.clients} in flight waited "
-        f"{mixed.wait / leaf.delay:.0%} of it each, while instances were busy {busy:.0%} of the time",
-    )
+    lines = [
+        f"max_queue_delay_microseconds is {leaf.delay * 1e6:.0f}, {leaf.delay / takes:.0f} times what a batch takes "
+        f"({mixed.mean_batch:.1f} rows)",
+        f"each waited {mixed.wait / leaf.delay:.0%} of it ({seen.crowd}), while instances were busy {busy:.0%} of the "
+        "time",
+    ]
+    if alone.executions:
+        lines.append(f"one request alone waited {alone.wait / leaf.delay:.0%} of it")
     fix = "lower max_queue_delay_microseconds to a part of what a batch takes; 0, the default, batches whatever waits"
-    return Verdict(QUEUE_BOUND, FAULT, leaf.name, PROVED, lines, fix)
+    return Verdict(QUEUE_BOUND, FAULT, leaf.name, PROVED, tuple(lines), fix)
 
 
 def overloaded(seen: Examination, leaf: Leaf, *, flat: bool | None) -> Verdict | None:
     """Batches are full, and more of them wait. flat: a batch costs little more than one request; None unknown."""
     mixed, waiting, busy = (
-        seen.counts("mixed", leaf.name),
-        seen.queued("mixed", leaf.name),
-        seen.busy("mixed", leaf.name),
+        seen.counts(seen.main, leaf.name),
+        seen.queued(seen.main, leaf.name),
+        seen.busy(seen.main, leaf.name),
     )
     refused = sum(phase.load.refused for phase in seen.phases)
     full = leaf.max_batch > 1 and mixed.mean_batch >= FULL * leaf.max_batch
@@ -65,7 +69,7 @@ def overloaded(seen: Examination, leaf: Leaf, *, flat: bool | None) -> Verdict |
 def tokenizer_bound(seen: Examination) -> Verdict | None:
     """Of an ensemble: the step that takes the texts is busy, and those behind it wait for it."""
     leaves = seen.target.leaves
-    shares = {name: seen.busy("mixed", name) for name in leaves}
+    shares = {name: seen.busy(seen.main, name) for name in leaves}
     slowest = max(shares, key=lambda name: shares[name])
     others = [share for name, share in shares.items() if name != slowest]
     if not others or not leaves[slowest].takes_text or shares[slowest] < BUSY:
@@ -73,7 +77,7 @@ def tokenizer_bound(seen: Examination) -> Verdict | None:
     # Whether any wait is beside the point: all may be in one batch and wait for its end.
     if shares[slowest] < BUSIEST * max(others):
         return None
-    mixed = seen.counts("mixed", slowest)
+    mixed = seen.counts(seen.main, slowest)
     lines = (
         "instances at work: " + ", ".join(f"{name} {share:.0%} of the time" for name, share in shares.items()),
         f"{seen.queued('mixed', slowest):.1f} requests waited before {slowest} on the mean, in batches of "
