@@ -30,7 +30,8 @@ FROM base AS export
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # The package of the very TensorRT that is in this image; what PyPI has of it fetches the libraries from NVIDIA's index.
-COPY ensemble/errors.py ensemble/runtime.py ensemble/
+COPY ensemble/errors.py ensemble/
+COPY ensemble/launcher/runtime.py ensemble/launcher/
 COPY export/tensorrt_package.py export/
 # hadolint ignore=DL3013
 RUN package="$(python3 -m export.tensorrt_package)" \

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ensemble.client import Classification, Client, ClientOptions
-from ensemble.client_options import DEFAULT_URL, TLS_FILES
+from ensemble.client.client import Classification, Client, ClientOptions
+from ensemble.client.options import DEFAULT_URL, TLS_FILES
 from ensemble.errors import InvalidRequest, PipelineError, Unavailable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from ensemble.classify import table
-from ensemble.client import Client
+from ensemble.client.client import Client
 from ensemble.serve import add_classifier, open_server
 
 TEXTS = (

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from ensemble.admin_key import GRPC_HEADER, HTTP_HEADER, new_key, read_key
 from ensemble.artifacts import CURRENT, FOLDER, MANIFEST, Manifest
-from ensemble.choice import CLASSIFIERS, Choice, choose
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError
-from ensemble.gpu import visible_gpus
-from ensemble.pipeline_question import PipelineQuestion
-from ensemble.preflight import check_tokenizer, engine_problems, sound
-from ensemble.room import check_shared_memory
-from ensemble.runtime import find_runtime
-from ensemble.server import Server, ServerOptions
-from ensemble.supervisor import Supervisor
-from ensemble.tls_files import TlsFiles
+from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, new_key, read_key
+from ensemble.launcher.choice import CLASSIFIERS, Choice, choose
+from ensemble.launcher.gpu import visible_gpus
+from ensemble.launcher.pipeline_question import PipelineQuestion
+from ensemble.launcher.preflight import check_tokenizer, engine_problems, sound
+from ensemble.launcher.room import check_shared_memory
+from ensemble.launcher.runtime import find_runtime
+from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.supervisor import Supervisor
+from ensemble.launcher.tls_files import TlsFiles
 
 # For the first classification, which a model may have to warm up for.
 FIRST_ANSWER_SECONDS = 60.0

@@ -8,8 +8,8 @@ import sys
 
 from rich.markup import escape
 
-from ensemble import preflight
 from ensemble.errors import PipelineError
+from ensemble.launcher import preflight
 from export import compile_check, convert, engine_check
 from export.terminal import console
 

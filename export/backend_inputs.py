@@ -20,12 +20,12 @@ import numpy.typing as npt
 from tritonclient.grpc import model_config_pb2
 
 from ensemble.errors import ExportError
-from ensemble.packing import length_carrier
+from ensemble.handlers.packing import length_carrier
 
 Array = npt.NDArray[Any]
 
-# The tensor by which the tokenizer tells the padded length inside attention, made by ensemble.packing.length_carrier. A
-# config says a tensor's type and dims, but not that.
+# The tensor by which the tokenizer tells the padded length inside attention, made by length_carrier() of
+# ensemble/handlers/packing.py. A config says a tensor's type and dims, but not that.
 CARRIER = "length_carrier"
 
 # What a batch input holds where the backend writes nothing. Triton promises nothing about it; here it is no index and

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ensemble.artifacts import CURRENT, FOLDER, FP16_ONNX, Manifest, sha256_of
-from ensemble.choice import config_name_of
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError
+from ensemble.launcher.choice import config_name_of
 from export.terminal import console, write_json
 
 A100 = "8.0"
@@ -77,8 +77,8 @@ def compile_check(repository: Path, compute_capability: str = A100) -> Compiled:
         raise ConfigError(f"{graph} is not the file that was exported: run make export")
     contract = Contract.read(repository, config_name_of(manifest.layout))
     # Imported here, so that --help answers at once.
+    from ensemble.handlers.tokenization import TextTokenizer
     from ensemble.samples import load_samples
-    from ensemble.tokenization import TextTokenizer
     from export import engine_from_onnx
     from export.profile import as_dict, profile_of
 

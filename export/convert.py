@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.markup import escape
 
 from ensemble.artifacts import Manifest
-from ensemble.choice import CONFIG_NAMES
 from ensemble.errors import PipelineError
+from ensemble.launcher.choice import CONFIG_NAMES
 from export.terminal import console
 
 # Of the built-in sample, for the parity gate: every length there is, and a minute's work on two cores.

@@ -15,7 +15,7 @@ from torch.cuda import is_available as cuda_is_available
 
 from ensemble.artifacts import PLAN, Engine, sha256_of
 from ensemble.errors import ExportError
-from ensemble.gpu import Gpu, visible_gpus
+from ensemble.launcher.gpu import Gpu, visible_gpus
 from export import engine_from_onnx, gate, gate_fp16
 from export.engine_runner import TensorRtEngine
 from export.parity import Parity

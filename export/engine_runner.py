@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ensemble.errors import ExportError
-from ensemble.scores import Scores
+from ensemble.handlers.scores import Scores
 from export.profile import Range
 
 DEVICE = "cuda"

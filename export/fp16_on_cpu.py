@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 
-from ensemble.scores import Scores
+from ensemble.handlers.scores import Scores
 
 
 def fp16_on_cpu(file: Path) -> Callable[[Mapping[str, npt.NDArray[Any]]], Scores]:

@@ -17,12 +17,12 @@ import torch
 from rich.progress import track
 
 from ensemble.errors import ExportError
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids, padded
-from ensemble.passes import CostModel
-from ensemble.scores import Scores
-from ensemble.tokenization import TextTokenizer
-from ensemble.torchscript_classifier import PaddedRows, TorchScriptClassifier
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids, padded
+from ensemble.handlers.passes import CostModel
+from ensemble.handlers.scores import Scores
+from ensemble.handlers.tokenization import TextTokenizer
+from ensemble.handlers.torchscript_classifier import PaddedRows, TorchScriptClassifier
 from export.parity import Logits, Parity, compare, failures
 from export.source import SourceModel
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.packing import Ids, length_carrier, padded
-from ensemble.scores import Scores
+from ensemble.handlers.packing import Ids, length_carrier, padded
+from ensemble.handlers.scores import Scores
 from export import gate
 from export.backend_inputs import engine_inputs
 from export.parity import Parity, compare

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ensemble.artifacts import FP16_ONNX, PLAN, Manifest, sha256_of
-from ensemble.choice import config_name_of
 from ensemble.contract import Contract
 from ensemble.errors import ExportError, PipelineError
+from ensemble.launcher.choice import config_name_of
 from export import engine, gate, gate_fp16, install, source
 from export.bert_parts import activation_of
 from export.engine_from_onnx import Settings

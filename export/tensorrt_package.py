@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ensemble.runtime import find_runtime
+from ensemble.launcher.runtime import find_runtime
 
 
 def package(tensorrt: str, cuda: str) -> str:

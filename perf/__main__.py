@@ -8,20 +8,12 @@ import sys
 from pathlib import Path
 
 from ensemble.errors import PipelineError
-from perf import (
-    correctness,
-    cost_model,
-    experiment,
-    gpu_check,
-    hostile,
-    long_tail,
-    overload,
-    report,
-    roofline,
-    served_ratio,
-    soak,
-)
+from perf import cost_model, gpu_check, long_tail, overload, served_ratio
 from perf.doctor import command as doctor
+from perf.endurance import correctness, hostile, soak
+from perf.experiment import command as experiment
+from perf.experiment import report
+from perf.paper import roofline
 
 COMMANDS = {
     "experiment": experiment,

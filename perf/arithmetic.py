@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ensemble.gpu import Gpus
-from ensemble.passes import CostModel, plan
-from perf.roofline_model import BertShape, packed, padded
+from ensemble.handlers.passes import CostModel, plan
+from ensemble.launcher.gpu import Gpus
+from perf.paper.roofline_model import BertShape, packed, padded
 
 # Tokens of a pass whose products are timed: 64 short texts, and 64 of a mixed sample.
 CEILING_TOKENS = (1600, 3648)

@@ -28,11 +28,11 @@ from rich.progress import track
 from rich.table import Table
 
 from ensemble.artifacts import checked
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids
+from ensemble.handlers.tokenization import TextTokenizer
 from ensemble.samples import load_samples, long_samples, short_samples
 from ensemble.serve import open_server
-from ensemble.tokenization import TextTokenizer
 from perf import record, terminal
 from perf.gpu_check import positive
 from perf.hugging_face_graph import HuggingFaceGraph

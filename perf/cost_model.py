@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what ensemble/passes.py assumes: the cost of a forward pass on this machine. In-process, no server.
+"""Measure what ensemble/handlers/passes.py assumes: the cost of a forward pass on this machine. In-process, no server.
 
     python -m perf cost-model
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ensemble.onnx_classifier import OnnxClassifier
+from ensemble.handlers.onnx_classifier import OnnxClassifier
 from perf.in_process import classifier, cost_model
 
 # From one short row to as much as a batch may hold; each shape costs about the same range of time.

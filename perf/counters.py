@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import tritonclient.grpc as triton
 
-from ensemble.server import Server
+from ensemble.launcher.server import Server
 
 # How long counters must not move to count as settled, and how long that may take.
 QUIET_SECONDS = 0.1

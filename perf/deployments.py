@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ensemble.artifacts import FOLDER, LABELS
 from ensemble.contract import ENSEMBLE
-from ensemble.preflight import sound
+from ensemble.launcher.preflight import sound
+from ensemble.launcher.server import Server, ServerOptions
 from ensemble.serve import open_server
-from ensemble.server import Server, ServerOptions
 
 LOOPED = Path(__file__).parent / "looped"
 

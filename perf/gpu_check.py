@@ -23,14 +23,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
 from ensemble.errors import ConfigError, PipelineError, ServerError
-from ensemble.gpu import Gpus, visible_gpus
-from ensemble.server import Server
+from ensemble.launcher.gpu import Gpus, visible_gpus
+from ensemble.launcher.server import Server
 from perf import gpu_check_report, interrupts, load_point, terminal
-from perf.cards import card_of
 from perf.client_processes import Clients, default_count
 from perf.deployments import DEPLOYMENTS, Deployment, open_deployment
 from perf.in_process import shape
 from perf.load_point import Texts, texts_of
+from perf.paper.cards import card_of
 
 # With a GPU, and without: points (clients), seconds of each and of the warm-up before it.
 WITH_GPU = ((1, 8, 32, 64), 4.0, 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ensemble.gpu import Gpus
+from ensemble.launcher.gpu import Gpus
 from perf import record
 from perf.load_point import LEAST_FOR_P99
 
@@ -32,7 +32,7 @@ def caveats(gpus: Gpus, peak: float | None) -> list[str]:
     """What a reader has to know to read the figures right."""
     return [
         *([] if gpus.devices else [f"No GPU ({gpus.why_none}): these are CPU numbers, and say nothing of any GPU."]),
-        *(["The card is not in perf/cards.py: its peak is unknown."] if gpus.devices and peak is None else []),
+        *(["The card is not in perf/paper/cards.py: its peak is unknown."] if gpus.devices and peak is None else []),
         "Closed loop: so many clients, each waiting for its answer before it sends again. Latency is then clients over "
         "throughput, not what open traffic of that rate would see.",
         "Each point was measured once, for some seconds, after a warm-up that is not counted; its time includes what "

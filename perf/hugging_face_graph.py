@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.errors import ConfigError
-from ensemble.packing import Ids
+from ensemble.handlers.packing import Ids
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from ensemble.artifacts import checked
 from ensemble.contract import Contract
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids
-from ensemble.passes import CostModel
-from ensemble.tokenization import TextTokenizer
-from perf.roofline_model import BertShape
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids
+from ensemble.handlers.passes import CostModel
+from ensemble.handlers.tokenization import TextTokenizer
+from perf.paper.roofline_model import BertShape
 
 
 def cost_model(repository: Path) -> CostModel:

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.errors import PipelineError, ServerError
+from ensemble.launcher.server import Server
 from ensemble.samples import load_samples, long_samples, short_samples
-from ensemble.server import Server
 from perf import closed_loop
 from perf.client_processes import Clients
 from perf.counters import settled
 from perf.deployments import Deployment
 from perf.in_process import classifier, rows_of
-from perf.roofline_model import BertShape, useful_flops
+from perf.paper.roofline_model import BertShape, useful_flops
 from perf.utilization import Utilization
 
 # A 99th percentile of fewer is the slowest request by another name.

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids
-from ensemble.passes import plan
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids
+from ensemble.handlers.passes import plan
 from perf import record, terminal
 from perf.gpu_check import positive
 from perf.in_process import classifier, cost_model

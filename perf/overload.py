@@ -30,11 +30,11 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from ensemble.errors import PipelineError
+from ensemble.launcher.server import Server
 from ensemble.samples import load_samples, short_samples
 from ensemble.serve import open_server
-from ensemble.server import Server
-from perf import server_processes
 from perf.closed_loop import CHANNEL, REQUEST_SECONDS
+from perf.endurance import server_processes
 from perf.in_process import classifier, rows_of
 from perf.open_loop import poisson
 

@@ -20,8 +20,8 @@ from rich.progress import track
 from rich.table import Table
 
 from ensemble.errors import PipelineError
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids
 from ensemble.samples import load_samples, short_samples
 from ensemble.serve import open_server
 from perf import closed_loop

@@ -12,7 +12,7 @@ import statistics
 from contextlib import suppress
 from typing import Any
 
-from ensemble.gpu import VISIBLE
+from ensemble.launcher.gpu import VISIBLE
 from perf.sampling import Sampler
 
 

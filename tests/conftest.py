@@ -17,8 +17,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from ensemble import Client
+from ensemble.launcher.server import Server, ServerOptions
 from ensemble.samples import load_samples
-from ensemble.server import Server, ServerOptions
 from export.default_model.build import build
 from export.onnx_from_hf import Graph, Interface, write_onnx
 from export.pipeline import export

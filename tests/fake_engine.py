@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.artifacts import CURRENT, FOLDER, FP16_ONNX, LINKS, PLAN, Engine, Manifest, sha256_of
-from ensemble.gpu import Gpu
+from ensemble.launcher.gpu import Gpu
 
 A100 = Gpu("NVIDIA A100-SXM4-80GB", "8.0", 80 << 30)
 H200 = Gpu("NVIDIA H200", "9.0", 141 << 30)

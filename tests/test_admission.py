@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble.admission import Admission, Job, Limits, Pending
 from ensemble.errors import Overloaded
-from ensemble.pending import PendingRequests, page_of
+from ensemble.handlers.admission import Admission, Job, Limits, Pending
+from ensemble.handlers.pending import PendingRequests, page_of
 
 LIMITS = Limits(max_waiting_rows=100, max_request_bytes=3000, ahead_rows=64, call_bytes=1000, max_batch_size=64)
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from triton_requests import in_flight_together, tensor_input, texts_input
 
 from ensemble import AsyncClient, Client
+from ensemble.launcher.server import Server
 from ensemble.samples import load_samples
-from ensemble.server import Server
 
 ODD = [
     "",

@@ -33,8 +33,8 @@ from tritonclient.grpc import model_config_pb2
 
 from ensemble.contract import read_config
 from ensemble.errors import ExportError
+from ensemble.handlers.tokenization import TokenizedText
 from ensemble.samples import load_samples, long_samples
-from ensemble.tokenization import TokenizedText
 from export.backend_inputs import UNWRITTEN, engine_inputs, input_bounds
 from export.parity import compare
 
@@ -89,7 +89,7 @@ def handlers(repository: Path) -> Iterator[Handlers]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, stand_in.__name__, stand_in)
-        modules = ("ensemble.execution", "ensemble.gated_execution")
+        modules = ("ensemble.handlers.execution", "ensemble.handlers.gated_execution")
         for name in modules:
             patch.delitem(sys.modules, name, raising=False)
         handlers = Handlers(load("tokenizer", "config.pbtxt"), load("classifier", "configs/cpu.pbtxt"))

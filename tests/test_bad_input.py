@@ -18,7 +18,7 @@ from triton_requests import in_flight_together, tensor_input, texts_input
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ensemble import Client, InvalidRequest
-from ensemble.server import Server
+from ensemble.launcher.server import Server
 
 GOOD = "a fine day"
 

@@ -14,9 +14,9 @@ import pytest
 import tritonclient.grpc as grpc
 from triton_requests import Counts, in_flight_together, tensor_input, texts_input
 
-from ensemble.packing import padded
+from ensemble.handlers.packing import padded
+from ensemble.launcher.server import Server
 from ensemble.samples import load_samples, short_samples
-from ensemble.server import Server
 from perf import closed_loop
 
 

@@ -15,9 +15,9 @@ import torch
 from transformers import BertForSequenceClassification
 
 from ensemble.errors import ConfigError, PipelineError
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids
-from ensemble.server import Server
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids
+from ensemble.launcher.server import Server
 from perf import batching_wins, losing_mix
 from perf.hugging_face_graph import HuggingFaceGraph
 from perf.in_process import classifier

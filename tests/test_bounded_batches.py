@@ -25,10 +25,10 @@ from conftest import ROOT, Reference, serving
 from test_answers import TOLERANCE
 from triton_requests import in_flight_together, tensor_input, texts_input
 
-from ensemble.admin_key import GRPC_HEADER
 from ensemble.errors import ServerError
+from ensemble.launcher.admin_key import GRPC_HEADER
+from ensemble.launcher.server import Server, ServerOptions
 from ensemble.samples import load_samples
-from ensemble.server import Server, ServerOptions
 
 LIBRARY = "model_repository/classifier/batchstrategy.so"
 BUDGET = 16 * 512**2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every row of the table in ensemble/choice.py, with made-up facts."""
+"""Every row of the table in ensemble/launcher/choice.py, with made-up facts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from conftest import copy_of_repository
 from fake_engine import A100, L4, install_engine, install_export
 
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
-from ensemble.choice import Choice, choose
 from ensemble.errors import ConfigError, ServerError
-from ensemble.gpu import Gpus
-from ensemble.runtime import Runtime
+from ensemble.launcher.choice import Choice, choose
+from ensemble.launcher.gpu import Gpus
+from ensemble.launcher.runtime import Runtime
 
 NONE = Gpus((), "NVIDIA's driver: Driver Not Loaded")
 ONE = Gpus((A100,))

@@ -32,9 +32,9 @@ from ensemble import (
     RequestFailed,
     Unavailable,
 )
-from ensemble.client import ClientOptions
-from ensemble.client_call import Deadline, pause_before_retry, plan_requests
-from ensemble.client_wire import pipeline_error
+from ensemble.client.call import Deadline, pause_before_retry, plan_requests
+from ensemble.client.client import ClientOptions
+from ensemble.client.wire import pipeline_error
 
 FAILING = "connections to all backends failing; last error: UNKNOWN: ipv4:a:1"
 FULL = (grpc.StatusCode.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size")

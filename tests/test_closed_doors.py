@@ -13,9 +13,9 @@ import pytest
 import tritonclient.grpc as grpc
 from triton_requests import texts_input
 
-from ensemble.admin_key import GRPC_HEADER, HTTP_HEADER, RESTRICTED, hide, new_key, read_key
 from ensemble.errors import ConfigError
-from ensemble.server import Server, ServerOptions
+from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, RESTRICTED, hide, new_key, read_key
+from ensemble.launcher.server import Server, ServerOptions
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def test_a_key_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 def test_with_tls_the_port_that_knows_none_is_for_this_machine_only(tmp_path: Path) -> None:
     """Else texts would travel readable, and past the client's certificates, beside the port that protects them."""
-    from ensemble.server import TlsFiles
+    from ensemble.launcher.server import TlsFiles
 
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     tls = TlsFiles(tmp_path / "certificate", tmp_path / "key")

@@ -22,8 +22,8 @@ from conftest import ROOT
 
 import ensemble.__main__
 from ensemble import serve
-from ensemble.choice import CLASSIFIERS
-from ensemble.server import START_SECONDS, STOP_SECONDS, Server
+from ensemble.launcher.choice import CLASSIFIERS
+from ensemble.launcher.server import START_SECONDS, STOP_SECONDS, Server
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -188,7 +188,7 @@ def test_the_tensorrt_package_is_asked_for_by_the_images_library(tmp_path: Path)
     (tmp_path / "library.c").write_text("int getInferLibVersion(void) { return 100500; }")
     subprocess.run(["cc", "-shared", "-o", "libnvinfer.so.10", "library.c"], cwd=tmp_path, check=True)
     ask = (
-        f"import sys, runpy, pathlib; sys.path.insert(0, {str(tmp_path)!r}); import ensemble.runtime as runtime; "
+        f"import sys, runpy, pathlib; sys.path.insert(0, {str(tmp_path)!r}); import ensemble.launcher.runtime as runtime; "
         f"runtime.INSTALLED = pathlib.Path({str(tmp_path / 'tritonserver')!r}); "
         "runpy.run_module('export.tensorrt_package', run_name='__main__')"
     )

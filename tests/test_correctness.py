@@ -15,10 +15,10 @@ import pytest
 from test_soak import on_the_sessions_server  # noqa: F401
 
 from ensemble.errors import PipelineError
-from ensemble.server import Server
-from perf import exchange, reference
+from ensemble.launcher.server import Server
 from perf.__main__ import main
-from perf.reference import Answer, Reference
+from perf.endurance import exchange, reference
+from perf.endurance.reference import Answer, Reference
 
 KNOWN = Reference(
     texts=["a", "b", "c"],

@@ -23,14 +23,15 @@ from pathlib import Path
 import pytest
 import trustme
 
-from ensemble import artifacts, room
+from ensemble import artifacts
 from ensemble.__main__ import main
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, PipelineError, ServerError
-from ensemble.room import check_shared_memory
+from ensemble.launcher import room
+from ensemble.launcher.room import check_shared_memory
+from ensemble.launcher.server import ServerOptions, TlsFiles
+from ensemble.launcher.tls_files import why_untrusted
 from ensemble.serve import prepare
-from ensemble.server import ServerOptions, TlsFiles
-from ensemble.tls_files import why_untrusted
 
 Damage = Callable[[Path], None]
 

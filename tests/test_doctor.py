@@ -18,7 +18,7 @@ import pytest
 from conftest import serving
 from doctor_deployments import IDS, RAGGED, STACK, config, handler, write, write_all
 
-from ensemble.server import Server, ServerOptions
+from ensemble.launcher.server import Server, ServerOptions
 from perf.__main__ import main
 from perf.doctor import examination
 from perf.doctor.inputs import InputMaker, built_in_texts
@@ -58,7 +58,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     names = write_all(repository)
     with pytest.MonkeyPatch.context() as patch:
         # As others run theirs: what it serves is no secret.
-        patch.setattr("ensemble.server.RESTRICTED", ("trace",))
+        patch.setattr("ensemble.launcher.server.RESTRICTED", ("trace",))
         with serving(ServerOptions(repository, models=names, http_port=0, grpc_port=0, metrics_port=0)) as server:
             yield server
 

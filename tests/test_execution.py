@@ -60,7 +60,7 @@ class Doubler:
 
 @pytest.fixture
 def execution(monkeypatch: pytest.MonkeyPatch):
-    """ensemble.execution with the stand-in; `logged` are the lines it wrote."""
+    """ensemble.handlers.execution with the stand-in; `logged` are the lines it wrote."""
     logged: list[str] = []
     stand_in = ModuleType("triton_python_backend_utils")
     stand_in.TritonError = type(
@@ -77,11 +77,11 @@ def execution(monkeypatch: pytest.MonkeyPatch):
     stand_in.Logger = SimpleNamespace(log_error=logged.append, log_warn=logged.append)
     stand_in.get_input_tensor_by_name = lambda request, name: request.tensor
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
-    monkeypatch.delitem(sys.modules, "ensemble.execution", raising=False)
-    module = importlib.import_module("ensemble.execution")
+    monkeypatch.delitem(sys.modules, "ensemble.handlers.execution", raising=False)
+    module = importlib.import_module("ensemble.handlers.execution")
     module.logged = logged
     yield module
-    del sys.modules["ensemble.execution"]
+    del sys.modules["ensemble.handlers.execution"]
 
 
 def outcomes(responses: list[SimpleNamespace]) -> list[object]:

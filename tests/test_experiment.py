@@ -18,13 +18,17 @@ from types import SimpleNamespace
 import pytest
 from small_repository import small_repository
 
-from ensemble.gpu import VISIBLE
-from ensemble.server import Server
-from perf import arithmetic, closed_loop, experiment, experiment_point, experiment_settings, perf_analyzer
-from perf import experiment_result as results
+from ensemble.launcher.gpu import VISIBLE
+from ensemble.launcher.server import Server
+from perf import arithmetic, closed_loop
 from perf.__main__ import main
-from perf.experiment import Experiment
-from perf.perf_analyzer import PerfAnalyzer, Records
+from perf.experiment import command as experiment
+from perf.experiment import perf_analyzer
+from perf.experiment import point as experiment_point
+from perf.experiment import result as results
+from perf.experiment import settings as experiment_settings
+from perf.experiment.command import Experiment
+from perf.experiment.perf_analyzer import PerfAnalyzer, Records
 
 TINY = [
     "--quick",

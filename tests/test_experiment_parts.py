@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from ensemble.errors import ConfigError, ServerError
-from ensemble.passes import CostModel
+from ensemble.handlers.passes import CostModel
+from ensemble.launcher.server import Server
 from ensemble.samples import short_samples
-from ensemble.server import Server
-from perf import arithmetic, closed_loop, experiment_caveats, open_loop, perf_analyzer
+from perf import arithmetic, closed_loop, open_loop
+from perf.experiment import caveats as experiment_caveats
+from perf.experiment import perf_analyzer
+from perf.experiment.workloads import read_texts
 from perf.machine_load import MachineLoad, Shares
-from perf.roofline_model import BertShape
-from perf.workloads import read_texts
+from perf.paper.roofline_model import BertShape
 
 
 @pytest.mark.parametrize(

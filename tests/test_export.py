@@ -21,7 +21,7 @@ from transformers import BertConfig
 from ensemble.artifacts import FP16_ONNX, LINKS, PLAN, Manifest, verify
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, ExportError
-from ensemble.tokenization import TextTokenizer
+from ensemble.handlers.tokenization import TextTokenizer
 from export import gate, source
 from export.__main__ import main
 from export.pipeline import export

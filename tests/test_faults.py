@@ -21,8 +21,8 @@ from test_lifecycle import all_end
 
 from ensemble.__main__ import main
 from ensemble.errors import RequestFailed
+from ensemble.launcher.stubs import stubs_of
 from ensemble.samples import load_samples
-from ensemble.stubs import stubs_of
 
 # What a caller is told who comes when the door is shut. "Not at ready state" is not among it: Triton says so of an answer
 # whose model was unloaded under it.

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from fake_engine import A100, H200, L4
 
-from ensemble.gpu import Gpu, Gpus, visible_gpus
+from ensemble.launcher.gpu import Gpu, Gpus, visible_gpus
 
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-8932a111-0000", "GPU-7b5e9c00-1111")
 MIG = "MIG-5c2f7a2d-3333"

@@ -21,9 +21,9 @@ from rich.console import Console
 from small_repository import small_repository
 
 from ensemble.errors import ConfigError, PipelineError, ServerError
-from ensemble.gpu import VISIBLE
+from ensemble.launcher.gpu import VISIBLE
+from ensemble.launcher.server import Server
 from ensemble.samples import short_samples
-from ensemble.server import Server
 from perf import gpu_check, gpu_check_report, load_point
 from perf.__main__ import main
 from perf.client_processes import Clients

@@ -13,7 +13,7 @@ import yaml
 from conftest import ROOT
 from promql import GPU_METRICS, names, promtool, recorded, rules
 
-from ensemble.server import Server
+from ensemble.launcher.server import Server
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/onepass.json").read_text(encoding="utf-8"))
 PANELS = DASHBOARD["panels"]

@@ -11,12 +11,12 @@ import pytest
 from test_soak import on_the_sessions_server  # noqa: F401
 
 from ensemble.errors import ServerError
-from ensemble.server import Server
-from perf import hostile, hostile_grpc, hostile_http
+from ensemble.launcher.server import Server
 from perf.__main__ import main
-from perf.hostile import Attack
-from perf.hostile_texts import of_every_block
-from perf.questions import NO_FAULTS
+from perf.endurance import hostile, hostile_grpc, hostile_http
+from perf.endurance.hostile import Attack
+from perf.endurance.hostile_texts import of_every_block
+from perf.endurance.questions import NO_FAULTS
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from test_containers import arguments_of, compose
 
 from ensemble import probe, serve
 from ensemble.contract import Contract
-from ensemble.room import SHM_BYTES
+from ensemble.launcher.room import SHM_BYTES
+from ensemble.launcher.server import START_SECONDS, STOP_SECONDS, Server
 from ensemble.serve import FIRST_ANSWER_SECONDS
-from ensemble.server import START_SECONDS, STOP_SECONDS, Server
 
 FOLDER = ROOT / "deploy/kubernetes"
 ADAPTER = FOLDER / "adapter/values.yaml"

@@ -21,13 +21,14 @@ import tritonclient.grpc as grpc
 from fake_engine import A100, H200, install_engine
 from triton_requests import texts_input
 
-from ensemble import Client, runtime
+from ensemble import Client
 from ensemble import serve as serve_command
 from ensemble.__main__ import main
-from ensemble.choice import Choice
 from ensemble.errors import ServerError
-from ensemble.gpu import Gpus
-from ensemble.server import Server, ServerOptions
+from ensemble.launcher import runtime
+from ensemble.launcher.choice import Choice
+from ensemble.launcher.gpu import Gpus
+from ensemble.launcher.server import Server, ServerOptions
 
 Serve = Callable[..., subprocess.Popen]
 

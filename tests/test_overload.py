@@ -19,8 +19,8 @@ import tritonclient.grpc as grpc
 from triton_requests import texts_input
 
 from ensemble import Client, Overloaded
-from ensemble.pending import PendingRequests
-from ensemble.server import Server, ServerOptions
+from ensemble.handlers.pending import PendingRequests
+from ensemble.launcher.server import Server, ServerOptions
 
 CLASSIFIER = """
 import time

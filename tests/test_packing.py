@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.errors import InvalidRequest
-from ensemble.packing import check_ids, check_lengths, length_carrier, pack, padded, without_padding
+from ensemble.handlers.packing import check_ids, check_lengths, length_carrier, pack, padded, without_padding
 
 PAD = 0
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tritonclient.grpc import InferResult, service_pb2
 
 from ensemble.artifacts import CURRENT, FOLDER, MANIFEST, Manifest
-from ensemble.client_wire import Classification, decode
+from ensemble.client.wire import Classification, decode
 from ensemble.contract import Contract, read_config
 from ensemble.errors import ConfigError, RequestFailed
-from ensemble.scores import Scores
+from ensemble.handlers.scores import Scores
 
 CONFIGS = sorted(path.relative_to(ROOT / "model_repository") for path in (ROOT / "model_repository").rglob("*.pbtxt"))
 # `value:index:label` and what is nearly that.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.passes import CostModel, plan
+from ensemble.handlers.passes import CostModel, plan
 from ensemble.samples import load_samples
 
 # The committed values of classifier/configs/cpu.pbtxt.

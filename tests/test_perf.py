@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from small_repository import small_repository
 
-from ensemble.server import Server
+from ensemble.launcher.server import Server
 from perf import closed_loop
 from perf.__main__ import main
 from perf.cost_model import SHAPES, fit

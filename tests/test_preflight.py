@@ -13,13 +13,13 @@ import pytest
 from conftest import copy_of_repository
 from fake_engine import A100, H200, L4, PACKED, PADDED, install_engine, install_export
 
-from ensemble import preflight
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
-from ensemble.choice import config_name_of
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, ServerError
-from ensemble.gpu import Gpu, Gpus
-from ensemble.runtime import Runtime
+from ensemble.launcher import preflight
+from ensemble.launcher.choice import config_name_of
+from ensemble.launcher.gpu import Gpu, Gpus
+from ensemble.launcher.runtime import Runtime
 from export.profile import profile_of
 
 AGAIN = "run make export TARGET=tensorrt again"

@@ -17,8 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from ensemble.__main__ import main
+from ensemble.launcher.server import Server
 from ensemble.probe import METHOD, REQUEST
-from ensemble.server import Server
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def test_little_is_imported_for_it() -> None:
     """It runs every few seconds beside a busy server: nothing of the other commands, and nothing that serves."""
     code = (
         "import sys; from ensemble.__main__ import main; main(['probe', '--url', '127.0.0.1:9']); "
-        "print([name for name in ('torch', 'rich', 'ensemble.server', 'ensemble.classify') if name in sys.modules])"
+        "print([name for name in ('torch', 'rich', 'ensemble.launcher.server', 'ensemble.classify') if name in sys.modules])"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -22,9 +22,9 @@ import yaml
 from conftest import ROOT
 from promql import RULES, binary, promtool, rules
 
-from ensemble.passes import CostModel, plan
+from ensemble.handlers.passes import CostModel, plan
+from ensemble.launcher.server import Server
 from ensemble.samples import short_samples
-from ensemble.server import Server
 from perf import closed_loop
 from perf.deployments import DEPLOYMENTS, open_deployment
 

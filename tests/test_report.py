@@ -14,9 +14,9 @@ import matplotlib
 import pytest
 from conftest import ROOT
 
-from perf import experiment_result as results
-from perf import report, report_charts, report_sections
 from perf.__main__ import main
+from perf.experiment import report, report_charts, report_sections
+from perf.experiment import result as results
 
 COMMITTED = sorted((ROOT / "perf/results").glob("*/experiment.json"))
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.samples import load_samples
-from perf import published_bert, roofline
 from perf.__main__ import main
-from perf.attention_budget import budgeted, in_order_of_arrival, planned, shuffled
-from perf.cards import CARDS, DEFAULT, Card, card_of
-from perf.roofline_model import BertShape, Setting, Work, bound, packed, padded, seconds, useful_flops
-from perf.roofline_tables import worst_shares
+from perf.paper import published_bert, roofline
+from perf.paper.attention_budget import budgeted, in_order_of_arrival, planned, shuffled
+from perf.paper.cards import CARDS, DEFAULT, Card, card_of
+from perf.paper.roofline_model import BertShape, Setting, Work, bound, packed, padded, seconds, useful_flops
+from perf.paper.roofline_tables import worst_shares
 
 BERT_BASE = BertShape()
 TAIL = [25] * 63 + [512]

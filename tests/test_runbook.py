@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from ensemble.server import Server
+from ensemble.launcher.server import Server
 
 DEPLOY = ROOT / "deploy"
 RUNBOOK = (DEPLOY / "RUNBOOK.md").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def test_every_panel_that_is_named_is_on_the_dashboard() -> None:
 )
 def test_lines_of_the_log_are_those_that_are_written(line: str) -> None:
     """Each is in the runbook, and in the code that writes it."""
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "ensemble").glob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "ensemble").rglob("*.py"))
 
     assert line.strip() in RUNBOOK
     assert line in code

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import serving
 
-from ensemble import Client, runtime
+from ensemble import Client
 from ensemble.errors import ServerError
-from ensemble.runtime import STUB, find_runtime
-from ensemble.server import ServerOptions
+from ensemble.launcher import runtime
+from ensemble.launcher.runtime import STUB, find_runtime
+from ensemble.launcher.server import ServerOptions
 
 
 @pytest.fixture

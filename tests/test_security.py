@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2
 from ensemble.artifacts import FOLDER, LINKS, checked, verify
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, ExportError
-from ensemble.server import Server
+from ensemble.launcher.server import Server
 from export import source
 from perf.doctor import probe
 from perf.doctor.target import Leaf

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from ensemble.errors import ServerError
-from ensemble.server import Server, ServerOptions
-from perf import endurance, server_processes
+from ensemble.launcher.server import Server, ServerOptions
 from perf.__main__ import main
-from perf.server_processes import Held, Sample
-from perf.soak import LIMIT
-from perf.soak_traffic import SHARES
-from perf.tally import Tally
-from perf.trend import CANNOT_TELL, FLAT, GROWS, trend
-from perf.workers import workers
+from perf.endurance import server_processes
+from perf.endurance import trial as endurance
+from perf.endurance.server_processes import Held, Sample
+from perf.endurance.soak import LIMIT
+from perf.endurance.soak_traffic import SHARES
+from perf.endurance.tally import Tally
+from perf.endurance.trend import CANNOT_TELL, FLAT, GROWS, trend
+from perf.endurance.workers import workers
 
 HOURS = np.linspace(0, 1 / 3, 240)
 NOISE = np.random.default_rng(3).normal(0, 0.1, len(HOURS))

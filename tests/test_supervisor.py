@@ -16,13 +16,13 @@ import pytest
 from conftest import copy_of_repository
 from fake_engine import install_export
 
-from ensemble import supervisor as module
 from ensemble.contract import Contract
 from ensemble.errors import ServerError
-from ensemble.pipeline_question import PipelineQuestion
-from ensemble.server_api import NoAnswer, Refused, Tensor
-from ensemble.stubs import stubs_of
-from ensemble.supervisor import Patience, Supervisor
+from ensemble.launcher import supervisor as module
+from ensemble.launcher.pipeline_question import PipelineQuestion
+from ensemble.launcher.server_api import NoAnswer, Refused, Tensor
+from ensemble.launcher.stubs import stubs_of
+from ensemble.launcher.supervisor import Patience, Supervisor
 
 DEAD = "Failed to process the request(s) for model instance '{}_0_0', message: Stub process '{}_0_0' is not healthy."
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ensemble import AsyncClient, Client, InvalidRequest, RequestFailed
 from ensemble.__main__ import main
-from ensemble.server import Server, ServerOptions
-from ensemble.tls_files import TlsFiles
+from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.tls_files import TlsFiles
 
 NAME = "classifier.example"
 

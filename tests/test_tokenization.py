@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from ensemble.errors import ConfigError, InvalidRequest
+from ensemble.handlers.tokenization import TextTokenizer, decode
 from ensemble.samples import load_samples
-from ensemble.tokenization import TextTokenizer, decode
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ensemble.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
+from ensemble.handlers.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
 
 
 def request_of(ids: list[list[int]]) -> PaddedRows:

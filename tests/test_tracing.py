@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ensemble import Client
-from ensemble.server import Server, ServerOptions, Trace
+from ensemble.launcher.server import Server, ServerOptions, Trace
 
 RATE = 5
 TEXT = "A text that nobody but its reader should see."

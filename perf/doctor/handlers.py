@@ -28,7 +28,7 @@ TOKENIZER_SHARE = 0.6
 
 STACK = (
     "stack the requests' tensors into one batch, run the model once, and cut the result by each request's own rows "
-    "(ensemble/execution.py and model_repository/baseline do)"
+    "(ensemble/handlers/execution.py and model_repository/baseline do)"
 )
 
 

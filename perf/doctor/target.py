@@ -11,7 +11,7 @@ from typing import Any
 import tritonclient.grpc as triton
 from tritonclient.grpc import model_config_pb2
 
-from ensemble.client_options import check_url
+from ensemble.client.options import check_url
 from ensemble.errors import ServerError
 from perf.closed_loop import CHANNEL, reason
 

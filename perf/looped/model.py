@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ensemble.artifacts import checked
-from ensemble.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
-from ensemble.scores import Scores
-from ensemble.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
+from ensemble.handlers.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
+from ensemble.handlers.scores import Scores
+from ensemble.handlers.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
 
 
 class TritonPythonModel:

@@ -3,10 +3,10 @@
 
 from ensemble.artifacts import checked
 from ensemble.errors import InvalidRequest
-from ensemble.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
-from ensemble.packing import check_ids, check_lengths
-from ensemble.scores import Scores
-from ensemble.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
+from ensemble.handlers.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
+from ensemble.handlers.packing import check_ids, check_lengths
+from ensemble.handlers.scores import Scores
+from ensemble.handlers.torchscript_classifier import PaddedRows, TorchScriptClassifier, device_of
 
 
 class TritonPythonModel:

@@ -4,11 +4,11 @@
 from itertools import chain
 
 from ensemble.artifacts import checked
-from ensemble.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
-from ensemble.onnx_classifier import OnnxClassifier
-from ensemble.packing import Ids, check_ids, check_lengths, without_padding
-from ensemble.passes import CostModel
-from ensemble.scores import Scores
+from ensemble.handlers.execution import HandlerMetrics, Parameters, execute, output, tensor_of, version_folder
+from ensemble.handlers.onnx_classifier import OnnxClassifier
+from ensemble.handlers.packing import Ids, check_ids, check_lengths, without_padding
+from ensemble.handlers.passes import CostModel
+from ensemble.handlers.scores import Scores
 
 
 class TritonPythonModel:

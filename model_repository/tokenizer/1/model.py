@@ -8,10 +8,10 @@ import numpy as np
 
 from ensemble.artifacts import checked
 from ensemble.errors import InvalidRequest
-from ensemble.execution import HandlerMetrics, Parameters, output, tensor_of, version_folder
-from ensemble.gated_execution import Gate
-from ensemble.packing import length_carrier, padded
-from ensemble.tokenization import TextTokenizer, TokenizedText, check_size, decode
+from ensemble.handlers.execution import HandlerMetrics, Parameters, output, tensor_of, version_folder
+from ensemble.handlers.gated_execution import Gate
+from ensemble.handlers.packing import length_carrier, padded
+from ensemble.handlers.tokenization import TextTokenizer, TokenizedText, check_size, decode
 
 
 class TritonPythonModel:
