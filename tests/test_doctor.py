@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -56,11 +56,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("doctor") / "repository"
     repository.mkdir()
     names = write_all(repository)
-    with pytest.MonkeyPatch.context() as patch:
-        # As others run theirs: what it serves is no secret.
-        patch.setattr("ensemble.launcher.server.RESTRICTED", ("trace",))
-        with serving(ServerOptions(repository, models=names, http_port=0, grpc_port=0, metrics_port=0)) as server:
-            yield server
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            # As others run theirs: what it serves is no secret.
+            patch.setattr("ensemble.launcher.server.RESTRICTED", ("trace",))
+            options = ServerOptions(repository, models=names, http_port=0, grpc_port=0, metrics_port=0)
+            server = stack.enter_context(serving(options))
+        yield server
 
 
 @pytest.fixture(scope="module")
