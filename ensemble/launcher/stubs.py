@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,24 @@ def stubs_of(server: int) -> dict[str, set[int]]:
             if Path(command[0]).name == STUB:
                 found[Path(command[1]).parts[-3]].add(pid)  # <model>/<version>/model.py
     return dict(found)
+
+
+def end_orphans(repository: Path) -> None:
+    """End the stubs that serve this repository after their server was killed: one may wait for ever for a lock of it.
+
+    repository: by the path that the server was started with, which no other server has.
+    """
+    orphans = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            command = (process / "cmdline").read_text(errors="replace").split("\0")
+            if f"--model-repository={repository}" in command:
+                return
+            if Path(command[0]).name == STUB and command[1].startswith(f"{repository}/"):
+                orphans.add(int(process.name))
+    for pid in orphans:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _children(pid: int) -> set[int]:

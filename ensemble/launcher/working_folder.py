@@ -15,6 +15,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ensemble.launcher.stubs import end_orphans
+
 # Where Linux keeps POSIX shared memory; the Python backend's regions are files there.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 
@@ -59,6 +61,7 @@ class WorkingFolder:
         for path in self.root.glob(f"{_NAME}*"):
             with suppress(OSError):  # another user's, or another launcher was faster
                 if (path / REPOSITORY).is_symlink() and path.stat().st_uid == os.getuid():
+                    end_orphans(path / REPOSITORY)
                     _clear_unless_locked(path)
 
     def remove(self) -> None:
