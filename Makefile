@@ -32,6 +32,7 @@ export URL
 export MODEL_NAME
 export REPOSITORY
 export METRICS_URL
+export WATCH_SECONDS
 export JSON
 # Of the soak.
 export MINUTES
@@ -110,17 +111,17 @@ gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) model_re
 
 .PHONY: perf
 perf: $(INSTALLED)  ## the experiment: loop, stacked tensors and ensemble under load, into build/experiment [QUICK=1 TEXTS=file]
-	@$(PY) -m perf experiment $(if $(filter-out 0,$(QUICK)),--quick) $${TEXTS:+--texts "$$TEXTS"}
+	@exec $(PY) -m perf experiment $(if $(filter-out 0,$(QUICK)),--quick) $${TEXTS:+--texts "$$TEXTS"}
 
 .PHONY: report
 report: .venv/installed  ## render the experiment's record again, or RESULT=file, from the record alone
 	@$(PY) -m perf report "$${RESULT:-build/experiment/experiment.json}"
 
 .PHONY: doctor
-doctor: .venv/installed  ## examine a model on a server: URL=host:port MODEL_NAME=name [TEXTS=file REPOSITORY=dir, whose handlers it runs]
+doctor: .venv/installed  ## examine a model on a server: URL=host:port MODEL_NAME=name [TEXTS=file WATCH_SECONDS= REPOSITORY=dir, whose handlers it runs]
 	@$(PY) -m perf doctor --url "$${URL:?give URL=host:port}" --model "$${MODEL_NAME:?give MODEL_NAME=name}" \
 	    $${TEXTS:+--texts "$$TEXTS"} $${REPOSITORY:+--repository "$$REPOSITORY"} $${METRICS_URL:+--metrics-url "$$METRICS_URL"} \
-	    $${JSON:+--json "$$JSON"}
+	    $${WATCH_SECONDS:+--watch-seconds "$$WATCH_SECONDS"} $${JSON:+--json "$$JSON"}
 
 .PHONY: soak
 soak: $(INSTALLED)  ## hold the server under mixed traffic for MINUTES=20, and say whether it grows

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ensemble.errors import PipelineError
-from perf import cost_model, gpu_check, long_tail, overload, served_ratio
+from perf import batching_wins, cost_model, gpu_check, long_tail, losing_mix, overload, served_ratio
 from perf.doctor import command as doctor
 from perf.endurance import correctness, hostile, soak
 from perf.experiment import command as experiment
@@ -18,6 +18,8 @@ from perf.paper import roofline
 COMMANDS = {
     "experiment": experiment,
     "report": report,
+    "batching-wins": batching_wins,
+    "losing-mix": losing_mix,
     "long-tail": long_tail,
     "served-ratio": served_ratio,
     "cost-model": cost_model,

@@ -406,7 +406,7 @@ def test_a_misspelt_field_is_refused_with_its_line(serve: Serve, damaged: Path) 
 def test_a_parameter_the_handler_refuses_ends_the_start_with_its_reason(serve: Serve, damaged: Path) -> None:
     """What only the handler can check comes out of the server as one line too."""
     config = damaged / "classifier/configs/cpu.pbtxt"
-    config.write_text(config.read_text().replace('string_value: "40"', 'string_value: "cheap"'))
+    config.write_text(config.read_text().replace('string_value: "25"', 'string_value: "cheap"'))
 
     process = serve(repository=damaged)
     _, errors = process.communicate(timeout=60)

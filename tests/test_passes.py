@@ -13,7 +13,7 @@ from ensemble.handlers.passes import CostModel, plan
 from ensemble.samples import load_samples
 
 # The committed values of classifier/configs/cpu.pbtxt.
-COST = CostModel(attention_cost=0.002, pass_cost=40)
+COST = CostModel(attention_cost=0.002, pass_cost=25)
 
 
 def cost_of(passes: list[list[int]], lengths: list[int]) -> float:
