@@ -79,7 +79,8 @@ def compare(
     tolerance = TOLERANCE[precision]
     # NaN compares false with everything: it must count as a difference, not as none.
     scale = np.maximum(1.0, np.abs(reference).max(axis=1, keepdims=True))
-    difference = np.nan_to_num(np.abs(candidate - reference) / scale, nan=np.inf, posinf=np.inf)
+    with np.errstate(invalid="ignore"):
+        difference = np.nan_to_num(np.abs(candidate - reference) / scale, nan=np.inf, posinf=np.inf)
     per_text = difference.max(axis=1)
     same = _agree(reference, candidate, multi_label)
     may_differ = int(len(same) * (1 - tolerance.label_agreement))

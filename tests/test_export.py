@@ -268,7 +268,10 @@ def test_a_failed_gate_installs_nothing_and_names_the_worst_text(
     assert verify(skeleton, Contract.read(skeleton, "cpu").models) == before
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+SIGNALLING = np.array([0x7F800001], dtype=np.uint32).view(np.float32)[0]  # what memory that nobody wrote may hold
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, SIGNALLING], ids=["nan", "inf", "signalling-nan"])
 def test_nan_and_inf_fail_the_gate(value: float) -> None:
     """They compare false with every tolerance, and still count as the worst difference."""
     reference = np.zeros((3, 2), dtype=np.float32)
