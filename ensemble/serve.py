@@ -18,7 +18,7 @@ from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, new_key, read_
 from ensemble.launcher.choice import CLASSIFIERS, Choice, choose
 from ensemble.launcher.gpu import visible_gpus
 from ensemble.launcher.pipeline_question import PipelineQuestion
-from ensemble.launcher.preflight import check_tokenizer, engine_problems, sound
+from ensemble.launcher.preflight import check_tokenizer, engine_problems, sound, unguarded
 from ensemble.launcher.room import check_shared_memory
 from ensemble.launcher.runtime import find_runtime
 from ensemble.launcher.server import Server, ServerOptions
@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     service = prepare(args.repository, args.classifier, _options(args), log=_to_stderr)
     server, choice = service.server, service.choice
     print(choice.why, flush=True)
+    if warning := unguarded(args.repository):
+        _to_stderr(warning)
     signals = _Signals(server)
     try:
         server.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batching_library import TEXT_BATCHING, made_library
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from ensemble import Client
@@ -36,13 +37,15 @@ def default_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of_repository(target: Path) -> Path:
-    """The committed configs and handlers, without anything that was exported into the checkout."""
+    """The committed configs and handlers, without anything that was exported or compiled into the checkout."""
     return Path(
         shutil.copytree(
             ROOT / "model_repository",
             target,
             ignore=lambda folder, names: [
-                name for name in names if name in ("artifacts", "__pycache__") or Path(folder, name).is_symlink()
+                name
+                for name in names
+                if name in ("artifacts", "__pycache__", "batchstrategy.so") or Path(folder, name).is_symlink()
             ],
         )
     )
@@ -72,8 +75,10 @@ def small_model(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def repository(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model repository with the default model installed. Tests that change it take a copy."""
-    repository = copy_of_repository(tmp_path_factory.mktemp("served") / "model_repository")
+    """The model repository with the default model installed, as make does it. Tests that change it take a copy."""
+    folder = tmp_path_factory.mktemp("served")
+    repository = copy_of_repository(folder / "model_repository")
+    made_library(folder, TEXT_BATCHING)
     export(str(default_model), repository, texts=[sample.text for sample in load_samples()[:32]])
     return repository
 

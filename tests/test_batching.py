@@ -90,11 +90,11 @@ def test_mixed_lengths_share_batches(server: Server, watch) -> None:
 
 
 def test_like_lengths_are_one_forward_pass_per_execute(server: Server, watch) -> None:
-    """256 requests of 15 to 30 tokens: passes equal executions exactly, and there are far fewer than requests."""
-    texts = [sample.text for sample in short_samples() if 15 <= sample.tokens <= 30]
+    """256 requests of 21 to 24 tokens: passes equal executions exactly, and there are far fewer than requests."""
+    texts = [sample.text for sample in short_samples() if 21 <= sample.tokens <= 24]
     classifier = watch("classifier")
 
-    closed_loop.run(server.url, (texts * 4)[:256], in_flight=64)
+    closed_loop.run(server.url, (texts * 256)[:256], in_flight=64)
 
     counts = classifier.counts(rows=256)
     assert counts.rows == 256

@@ -10,108 +10,22 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
+from batching_library import ENGINE_BATCHING, Batcher, Request, loaded_library
 from hypothesis import given
 from hypothesis import strategies as st
-from test_bounded_batches import LIBRARY, make_library
-
-# What the library takes of Triton. An error is its text; `live` counts what was handed out and not given back.
-FAKE_TRITON = r"""
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-struct request { int64_t shape[3]; uint32_t dims; const char *error; };
-const char *config; size_t config_size; int live;
-void *TRITONSERVER_ErrorNew(int code, const char *message) { (void)code; live++; return strdup(message); }
-void TRITONSERVER_ErrorDelete(void *error) { live--; free(error); }
-void *TRITONBACKEND_ModelConfig(void *model, uint32_t version, void **message) {
-    (void)model; (void)version; live++; *message = &config; return NULL;
-}
-void *TRITONSERVER_MessageSerializeToJson(void *message, const char **base, size_t *size) {
-    (void)message; *base = config; *size = config_size; return NULL;
-}
-void *TRITONSERVER_MessageDelete(void *message) { (void)message; live--; return NULL; }
-void *TRITONBACKEND_RequestInput(struct request *request, const char *name, void **input) {
-    *input = request;
-    return request->error || strcmp(name, "input_ids") ? TRITONSERVER_ErrorNew(3, request->error) : NULL;
-}
-void *TRITONBACKEND_InputProperties(struct request *input, void *name, void *type, const int64_t **shape, uint32_t *dims,
-                                    void *size, void *count) {
-    (void)name; (void)type; (void)size; (void)count;
-    *shape = input->shape; *dims = input->dims; return NULL;
-}
-"""
 
 
-class Request(ctypes.Structure):
-    """As the fake above reads it."""
-
-    _fields_ = (("shape", ctypes.c_int64 * 3), ("dims", ctypes.c_uint32), ("error", ctypes.c_char_p))
-
-    @classmethod
-    def of(cls, *shape: int, error: bytes | None = None) -> Request:
-        return cls((ctypes.c_int64 * 3)(*shape), len(shape), error)
-
-
-class Batcher:
-    """The library, called as Triton's batcher calls it. `userp` stands for the batch that is being formed."""
-
-    def __init__(self, fake: ctypes.CDLL, library: ctypes.CDLL) -> None:
-        self.fake = fake
-        self.library = library
-        for name in ("BatcherInitialize", "BatcherFinalize", "BatchInitialize", "BatchFinalize", "BatchIncludeRequest"):
-            getattr(library, f"TRITONBACKEND_Model{name}").restype = ctypes.c_void_p
-        self.batcher = ctypes.c_void_p()
-        self.userp = ctypes.c_void_p()
-        self.kept: list[Request] = []  # an address is not used again while a batch may hold its request
-
-    def load(self, config: bytes) -> str | None:
-        """Load a model with this config; the reason if it is refused."""
-        ctypes.c_char_p.in_dll(self.fake, "config").value = config
-        ctypes.c_size_t.in_dll(self.fake, "config_size").value = len(config)
-        error = self.library.TRITONBACKEND_ModelBatcherInitialize(ctypes.byref(self.batcher), None)
-        reason = None
-        if error:
-            reason = ctypes.string_at(error).decode(errors="replace")
-            self.fake.TRITONSERVER_ErrorDelete(ctypes.c_void_p(error))
-        assert ctypes.c_int.in_dll(self.fake, "live").value == 0
-        assert bool(self.batcher) == (error is None)
-        return reason
+class BudgetBatcher(Batcher):
+    """The classifier's."""
 
     @property
     def budget(self) -> int:
         """The first field of what is kept for a model."""
         return ctypes.c_uint64.from_address(self.batcher.value).value
-
-    def unload(self) -> None:
-        assert not self.library.TRITONBACKEND_ModelBatcherFinalize(self.batcher)
-        self.batcher = ctypes.c_void_p()
-
-    def new_batch(self) -> None:
-        """The last one is kept until the next is there, as Triton does."""
-        self.last, self.userp = self.userp, ctypes.c_void_p()
-        self._begin()
-
-    def walk(self, *requests: Request) -> list[bool]:
-        """One walk over the queue: whether each was let in, up to the first that was not."""
-        if self.userp:
-            assert not self.library.TRITONBACKEND_ModelBatchFinalize(self.userp)
-        self._begin()
-        self.kept += requests
-        answers = []
-        for request in requests:
-            include = ctypes.c_bool(False)
-            call = self.library.TRITONBACKEND_ModelBatchIncludeRequest
-            assert not call(ctypes.byref(request), self.userp, ctypes.byref(include))
-            answers.append(include.value)
-            if not include.value:
-                break
-        assert ctypes.c_int.in_dll(self.fake, "live").value == 0
-        return answers
 
     def first_walk(self, *requests: Request) -> list[bool]:
         """A new batch: its first request is refused once, and asked about again."""
@@ -119,24 +33,15 @@ class Batcher:
         assert self.walk(*requests) == [False]
         return self.walk(*requests)
 
-    def _begin(self) -> None:
-        assert not self.library.TRITONBACKEND_ModelBatchInitialize(self.batcher, ctypes.byref(self.userp))
-
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """The fake, and the library on top of it."""
-    folder = tmp_path_factory.mktemp("library")
-    made = make_library(folder)
-    assert made.returncode == 0 and not made.stderr, made.stderr  # no warnings either
-    (folder / "fake.c").write_text(FAKE_TRITON)
-    subprocess.run(["cc", "-O1", "-fPIC", "-shared", "-o", "fake.so", "fake.c"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "fake.so"), mode=ctypes.RTLD_GLOBAL), ctypes.CDLL(str(folder / LIBRARY))
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return loaded_library(tmp_path_factory.mktemp("library"), ENGINE_BATCHING)
 
 
 @pytest.fixture
-def batcher(loaded: tuple[ctypes.CDLL, ctypes.CDLL]) -> Iterator[Batcher]:
-    batcher = Batcher(*loaded)
+def batcher(loaded: ctypes.CDLL) -> Iterator[BudgetBatcher]:
+    batcher = BudgetBatcher(loaded)
     assert batcher.load(config_with("1000")) is None
     yield batcher
     batcher.unload()
@@ -146,17 +51,17 @@ def config_with(budget: str) -> bytes:
     return json.dumps({"name": "classifier", "parameters": {"attention_budget": {"string_value": budget}}}).encode()
 
 
-def test_a_batch_ends_where_the_product_would_pass_the_budget(batcher: Batcher) -> None:
+def test_a_batch_ends_where_the_product_would_pass_the_budget(batcher: BudgetBatcher) -> None:
     """9 rows of 10 and one of 10 are 1000, the budget; an eleventh row is one too many."""
     assert batcher.first_walk(Request.of(9, 10), Request.of(1, 10), Request.of(1, 3)) == [True, True, False]
 
 
-def test_a_longer_row_counts_for_all_rows(batcher: Batcher) -> None:
+def test_a_longer_row_counts_for_all_rows(batcher: BudgetBatcher) -> None:
     """10 rows of 2 are 40; with one of 10 they would be 1100."""
     assert batcher.first_walk(Request.of(10, 2), Request.of(1, 9), Request.of(1, 10)) == [True, True, False]
 
 
-def test_an_extended_batch_keeps_its_count(batcher: Batcher) -> None:
+def test_an_extended_batch_keeps_its_count(batcher: BudgetBatcher) -> None:
     """What a batch took in earlier walks counts, however many walks there are."""
     requests = [Request.of(2, 10) for _ in range(6)]
 
@@ -164,7 +69,7 @@ def test_an_extended_batch_keeps_its_count(batcher: Batcher) -> None:
     assert [batcher.walk(request) for request in requests[1:]] == [[True]] * 4 + [[False]]
 
 
-def test_a_repeated_walk_is_not_counted_twice(batcher: Batcher) -> None:
+def test_a_repeated_walk_is_not_counted_twice(batcher: BudgetBatcher) -> None:
     """The same queue, walked again and again until the delay is over, and longer each time."""
     requests = [Request.of(2, 10) for _ in range(6)]
 
@@ -173,7 +78,7 @@ def test_a_repeated_walk_is_not_counted_twice(batcher: Batcher) -> None:
     assert batcher.walk(*requests) == [True] * 5 + [False]
 
 
-def test_a_repeated_extension_still_knows_what_the_batch_holds(batcher: Batcher) -> None:
+def test_a_repeated_extension_still_knows_what_the_batch_holds(batcher: BudgetBatcher) -> None:
     """One row of 20, and one of 5 walked twice: a third of any length would be over."""
     assert batcher.first_walk(Request.of(1, 20)) == [True]
     extension = Request.of(1, 5)
@@ -182,7 +87,7 @@ def test_a_repeated_extension_still_knows_what_the_batch_holds(batcher: Batcher)
     assert batcher.walk(extension, Request.of(1, 5)) == [True, False]
 
 
-def test_a_request_cancelled_between_two_walks_is_not_counted(batcher: Batcher) -> None:
+def test_a_request_cancelled_between_two_walks_is_not_counted(batcher: BudgetBatcher) -> None:
     """One of 20 tokens, gone before the batcher took it, leaves room for rows of 10."""
     head = Request.of(1, 10)
 
@@ -190,19 +95,19 @@ def test_a_request_cancelled_between_two_walks_is_not_counted(batcher: Batcher) 
     assert batcher.walk(head, Request.of(9, 10)) == [True, True]
 
 
-def test_a_new_batch_begins_with_nothing(batcher: Batcher) -> None:
+def test_a_new_batch_begins_with_nothing(batcher: BudgetBatcher) -> None:
     """A full batch, and the next one as full."""
     for _ in range(3):
         assert batcher.first_walk(Request.of(10, 10), Request.of(1, 1)) == [True, False]
 
 
-def test_the_first_request_of_a_batch_runs_whatever_it_costs(batcher: Batcher) -> None:
+def test_the_first_request_of_a_batch_runs_whatever_it_costs(batcher: BudgetBatcher) -> None:
     """Over the budget by itself, and by more than 64 bits hold: let in, with nothing behind it."""
     for shape in ((64, 512), (2**32 - 1, 2**32 - 1), (2**63 - 1, 2**63 - 1)):
         assert batcher.first_walk(Request.of(*shape))[0]
 
 
-def test_two_batches_on_end_are_not_refused_for_nothing(batcher: Batcher) -> None:
+def test_two_batches_on_end_are_not_refused_for_nothing(batcher: BudgetBatcher) -> None:
     """Were every walk a batch of its own, the first request would still be let in at the second."""
     request = Request.of(1, 10)
     answers = []
@@ -213,7 +118,7 @@ def test_two_batches_on_end_are_not_refused_for_nothing(batcher: Batcher) -> Non
     assert answers == [False, True, False, True]
 
 
-def test_no_request_waits_for_longer_than_patience_lasts(batcher: Batcher) -> None:
+def test_no_request_waits_for_longer_than_patience_lasts(batcher: BudgetBatcher) -> None:
     """Refused by a batch that never runs, it is let in in the end."""
     assert batcher.first_walk(Request.of(10, 10)) == [True]
     late = Request.of(1, 20)
@@ -238,12 +143,12 @@ def test_no_request_waits_for_longer_than_patience_lasts(batcher: Batcher) -> No
     ],
     ids=["no input", "one dim", "three dims", "negative rows", "negative length", "many rows", "nothing"],
 )
-def test_what_cannot_be_measured_is_left_to_the_backend(batcher: Batcher, request_: Request) -> None:
+def test_what_cannot_be_measured_is_left_to_the_backend(batcher: BudgetBatcher, request_: Request) -> None:
     """Let in, and counted as nothing."""
     assert batcher.first_walk(request_, Request.of(10, 10), request_, Request.of(1, 1)) == [True, True, True, False]
 
 
-def test_zero_is_no_bound(batcher: Batcher) -> None:
+def test_zero_is_no_bound(batcher: BudgetBatcher) -> None:
     """Everything is let in, at the first time of asking."""
     batcher.unload()
     assert batcher.load(config_with("0")) is None
@@ -252,7 +157,7 @@ def test_zero_is_no_bound(batcher: Batcher) -> None:
     assert batcher.walk(Request.of(64, 512), Request.of(64, 512)) == [True, True]
 
 
-def test_a_batch_without_a_model_or_a_count_is_not_bounded(batcher: Batcher) -> None:
+def test_a_batch_without_a_model_or_a_count_is_not_bounded(batcher: BudgetBatcher) -> None:
     """Triton clears userp between walks, and the model's pointer when it unloads: neither is followed."""
     bounded, batcher.batcher = batcher.batcher, ctypes.c_void_p()
 
@@ -285,7 +190,7 @@ def test_the_budget_is_found_in_any_config(loaded, config: dict, parameters: dic
     if budget is not None:
         parameters["attention_budget"] = {"string_value": budget}
     text = json.dumps({**config, "parameters": parameters, "~": config}, indent=indent)
-    batcher = Batcher(*loaded)
+    batcher = BudgetBatcher(loaded)
 
     reason = batcher.load(text.encode())
 
@@ -305,7 +210,7 @@ CUT = st.integers(0, len(config_with("4194304"))).map(lambda size: config_with("
 @given(text=GARBAGE | CUT)
 def test_no_text_harms_the_server(loaded, text: bytes) -> None:
     """Garbage, and a config cut anywhere, are refused with the same line."""
-    batcher = Batcher(*loaded)
+    batcher = BudgetBatcher(loaded)
 
     reason = batcher.load(text)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
+from batching_library import ENGINE_BATCHING, made_library, make_library
 from conftest import ROOT, Reference, serving
 from test_answers import TOLERANCE
 from triton_requests import in_flight_together, tensor_input, texts_input
@@ -30,39 +29,23 @@ from ensemble.launcher.admin_key import GRPC_HEADER
 from ensemble.launcher.server import Server, ServerOptions
 from ensemble.samples import load_samples
 
-LIBRARY = "model_repository/classifier/batchstrategy.so"
 BUDGET = 16 * 512**2
 
 Shape = tuple[int, int]
 
 
-def make_library(folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    """Make's own target, in a copy of what it needs: a library in the checkout would be loaded by every other test."""
-    source = Path(LIBRARY).with_suffix(".c")
-    (folder / source).parent.mkdir(parents=True)
-    for file in ("Makefile", source):
-        shutil.copyfile(ROOT / file, folder / file)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", "RUNTIME=local", *settings, LIBRARY], cwd=folder, env=environment, capture_output=True, text=True
-    )
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("library")
-    made = make_library(folder)
-    assert made.returncode == 0 and not made.stderr, made.stderr  # no warnings either
-    return folder / LIBRARY
+    return made_library(tmp_path_factory.mktemp("library"), ENGINE_BATCHING)
 
 
 def test_a_missing_compiler_is_told_in_one_line(tmp_path: Path) -> None:
     """make says what to install, and leaves nothing behind."""
-    made = make_library(tmp_path, "CC=no-such-compiler -m64")
+    made = make_library(tmp_path, ENGINE_BATCHING, "CC=no-such-compiler -m64")
 
     assert made.returncode != 0
     assert made.stderr.splitlines()[0] == "there is no C compiler (no-such-compiler -m64): install gcc, or set CC="
-    assert not (tmp_path / LIBRARY).exists()
+    assert not (tmp_path / ENGINE_BATCHING).exists()
 
 
 RECORDING_HANDLER = """

@@ -73,6 +73,20 @@ def choice_line(process: subprocess.Popen) -> str:
     return line
 
 
+def test_a_missing_batching_library_is_told(serve: Serve, repository: Path, tmp_path: Path) -> None:
+    """What it keeps from happening, and how to build it; it is served nevertheless."""
+    copy = Path(shutil.copytree(repository, tmp_path / "model_repository", symlinks=True))
+    (copy / "tokenizer/batchstrategy.so").unlink()
+
+    process = serve(repository=copy)
+
+    choice_line(process)
+    assert process.stderr.readline() == (
+        f"{copy}/tokenizer/batchstrategy.so is missing, so a request whose text is cut off fails those batched with it: "
+        "run make model_repository/tokenizer/batchstrategy.so, which needs a C compiler\n"
+    )
+
+
 def descendants(pid: int) -> set[int]:
     """Process ids below one."""
     children = set()

@@ -19,9 +19,11 @@ from ensemble.launcher.choice import config_name_of
 from ensemble.launcher.gpu import Gpu, Gpus, visible_gpus
 from ensemble.launcher.runtime import find_runtime
 
-# Where the TensorRT config looks for the plan, and Triton for what keeps one long text from making a batch dear.
+# Where the TensorRT config looks for the plan, and Triton for what keeps one long text from making a batch dear, and
+# one malformed request from failing it.
 PLAN_LINK = Path("classifier/1") / PLAN
-BATCHING = Path("classifier/batchstrategy.so")
+ENGINE_BATCHING = Path("classifier/batchstrategy.so")
+TEXT_BATCHING = Path("tokenizer/batchstrategy.so")
 TOKENIZER = Path("tokenizer/1/tokenizer.json")
 
 BUILD = "run make export TARGET=tensorrt"
@@ -120,6 +122,16 @@ def check_tokenizer(repository: Path, manifest: Manifest) -> None:
         )
 
 
+def unguarded(repository: Path) -> str | None:
+    """What to say of a repository in which one caller's request can fail others'; None if it cannot."""
+    if (repository / TEXT_BATCHING).is_file():
+        return None
+    return (
+        f"{repository / TEXT_BATCHING} is missing, so a request whose text is cut off fails those batched with it: run "
+        f"make model_repository/{TEXT_BATCHING}, which needs a C compiler"
+    )
+
+
 def engine_problems(
     repository: Path, contract: Contract, manifest: Manifest, tensorrt: str | None, gpus: Sequence[Gpu]
 ) -> list[str]:
@@ -129,8 +141,8 @@ def engine_problems(
     compared.
     """
     problems = []
-    if not (repository / BATCHING).is_file():
-        problems.append(f"{repository / BATCHING} is missing: run make model_repository/{BATCHING}")
+    if not (repository / ENGINE_BATCHING).is_file():
+        problems.append(f"{repository / ENGINE_BATCHING} is missing: run make model_repository/{ENGINE_BATCHING}")
     if (engine := manifest.engine) is None:
         return [f"no engine is installed: {BUILD}", *problems]
     problems += _of_files(repository, manifest, engine)

@@ -31,38 +31,12 @@
 
 #define _POSIX_C_SOURCE 199309L  // clock_gettime
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-// --- what this takes of tritonserver.h and tritonbackend.h; the server that loads the library has the functions ---
-
-typedef struct TRITONSERVER_Error TRITONSERVER_Error;
-typedef struct TRITONSERVER_Message TRITONSERVER_Message;
-typedef struct TRITONBACKEND_Input TRITONBACKEND_Input;
-typedef struct TRITONBACKEND_Model TRITONBACKEND_Model;
-typedef struct TRITONBACKEND_Request TRITONBACKEND_Request;
-typedef struct TRITONBACKEND_Batcher TRITONBACKEND_Batcher;
-
-typedef enum { TRITONSERVER_ERROR_INTERNAL = 1, TRITONSERVER_ERROR_INVALID_ARG = 3 } TRITONSERVER_Error_Code;
-
-TRITONSERVER_Error *TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char *message);
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error *error);
-TRITONSERVER_Error *TRITONSERVER_MessageSerializeToJson(TRITONSERVER_Message *message, const char **base, size_t *size);
-TRITONSERVER_Error *TRITONSERVER_MessageDelete(TRITONSERVER_Message *message);
-TRITONSERVER_Error *TRITONBACKEND_ModelConfig(TRITONBACKEND_Model *model, uint32_t version,
-                                              TRITONSERVER_Message **config);
-TRITONSERVER_Error *TRITONBACKEND_RequestInput(TRITONBACKEND_Request *request, const char *name,
-                                               TRITONBACKEND_Input **input);
-TRITONSERVER_Error *TRITONBACKEND_InputProperties(TRITONBACKEND_Input *input, const char **name, void *datatype,
-                                                  const int64_t **shape, uint32_t *dims_count, uint64_t *byte_size,
-                                                  uint32_t *buffer_count);
-
-#define EXPORTED __attribute__((visibility("default")))
+#include "../triton.h"
 
 // --- the parameter: parameters.attention_budget.string_value of the config's JSON ---
 
@@ -192,7 +166,7 @@ static bool measure(TRITONBACKEND_Request *request, uint64_t *rows, uint64_t *le
     return true;
 }
 
-EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatcherInitialize(TRITONBACKEND_Batcher **batcher,
+TRITONSERVER_Error *TRITONBACKEND_ModelBatcherInitialize(TRITONBACKEND_Batcher **batcher,
                                                                   TRITONBACKEND_Model *model) {
     *batcher = NULL;
     TRITONSERVER_Message *config = NULL;
@@ -214,13 +188,13 @@ EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatcherInitialize(TRITONBACKEND_
     return NULL;
 }
 
-EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatcherFinalize(TRITONBACKEND_Batcher *batcher) {
+TRITONSERVER_Error *TRITONBACKEND_ModelBatcherFinalize(TRITONBACKEND_Batcher *batcher) {
     free(batcher);
     return NULL;
 }
 
 // A walk over the queue begins, for a new batch or for the same.
-EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchInitialize(const TRITONBACKEND_Batcher *of_model, void **userp) {
+TRITONSERVER_Error *TRITONBACKEND_ModelBatchInitialize(const TRITONBACKEND_Batcher *of_model, void **userp) {
     TRITONBACKEND_Batcher *batcher = (TRITONBACKEND_Batcher *)of_model;
     *userp = batcher;
     if (batcher == NULL) return NULL;  // a model that is being unloaded
@@ -234,7 +208,7 @@ EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchInitialize(const TRITONBACK
     return NULL;
 }
 
-EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchIncludeRequest(TRITONBACKEND_Request *request, void *userp,
+TRITONSERVER_Error *TRITONBACKEND_ModelBatchIncludeRequest(TRITONBACKEND_Request *request, void *userp,
                                                                     bool *should_include) {
     TRITONBACKEND_Batcher *batcher = userp;
     uint64_t rows = 0, length = 0;
@@ -271,7 +245,7 @@ EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchIncludeRequest(TRITONBACKEN
 }
 
 // Called each time that the batcher has done with a walk, and not always; there is nothing to free.
-EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchFinalize(void *userp) {
+TRITONSERVER_Error *TRITONBACKEND_ModelBatchFinalize(void *userp) {
     (void)userp;
     return NULL;
 }

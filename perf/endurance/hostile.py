@@ -137,7 +137,7 @@ class Hostile:
         with endurance.started(args.repository, args.classifier, beside=["baseline"]) as (server, served_by):
             expected = self._texts(served_by, server)
             self.result |= {"classifier": served_by, "reference": reference.described(expected)}
-            asker = Asker(expected, self._tally, spoils=True)
+            asker = Asker(expected, self._tally)
             with Caller(server) as caller:
                 for number in range(WARM_UP_REQUESTS):
                     self._good(caller, asker, random.Random(number))  # noqa: S311

@@ -13,23 +13,14 @@ from perf.endurance.tally import Tally
 
 # What a server that is asked for more than it has promised to keep waiting answers, over gRPC and HTTP.
 FULL_QUEUE = "maximum queue size"
-# What Triton answers to all that share a batch with a string said to be longer than what there is of it: its core lets
-# that through, and the Python backend then fails the whole batch before any handler sees it.
-SPOILED_BATCH = "incomplete string data"
-RIGHT = "right"
-# What a sound request may come to though nothing is wrong with it; it may be sent again.
-NO_FAULTS = {FULL_QUEUE: "queue full", SPOILED_BATCH: "spoiled by a neighbour"}
+RIGHT, QUEUE_FULL = "right", "queue full"
 
 
 class Asker:
-    """Tallies under a kind of request what comes of asking for texts of the reference.
+    """Tallies under a kind of request what comes of asking for texts of the reference."""
 
-    spoils: some callers send what spoils the batch that it is in
-    """
-
-    def __init__(self, reference: Reference, tally: Tally, *, spoils: bool = False) -> None:
+    def __init__(self, reference: Reference, tally: Tally) -> None:
         self.reference, self.tally = reference, tally
-        self._expected = NO_FAULTS if spoils else {FULL_QUEUE: NO_FAULTS[FULL_QUEUE]}
 
     def ask(self, caller: Caller, kind: str, rows: Sequence[int], rng: random.Random, seconds: float) -> bool:
         """These texts as one request over any transport. False if it was not taken and may be sent again."""
@@ -44,10 +35,9 @@ class Asker:
 
     def unanswered(self, kind: str, error: Exception, what: str) -> bool:
         """Tally a request without an answer; True if that is no fault and it may be sent again."""
-        for words, outcome in self._expected.items():
-            if words in str(error):
-                self.tally.add(kind, outcome)
-                return True
+        if FULL_QUEUE in str(error):
+            self.tally.add(kind, QUEUE_FULL)
+            return True
         self.tally.fault(kind, "no answer", [f"{what}: {type(error).__name__}: {error}"])
         return False
 

@@ -84,7 +84,7 @@ class Experiment:
     def __init__(self, args: argparse.Namespace, gpus: Gpus, analyzer: PerfAnalyzer) -> None:
         """Raises ConfigError if no model is installed or the file of texts has none."""
         self._args, self._gpus, self._analyzer = args, gpus, analyzer
-        self._settings = settings(args)
+        self._settings, self._begun = settings(args), time.monotonic()
         manifest = Manifest.read(args.repository / FOLDER / CURRENT)
         self._shape = in_process.shape(args.repository)
         self._workloads = [
@@ -119,7 +119,7 @@ class Experiment:
         names = [name for name in ORDER if name in self._args.deployments]
         total = len(names) * len(self._settings.clients) * len(self._workloads)
         minutes = self._settings.most_minutes
-        deadline = math.inf if minutes is None else time.monotonic() + minutes * 60
+        deadline = math.inf if minutes is None else self._begun + minutes * 60
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} points")
         with Progress(*columns, TimeElapsedColumn(), transient=True) as progress:
             task = progress.add_task("", total=total)

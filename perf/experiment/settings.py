@@ -22,8 +22,8 @@ class Settings:
     seconds: of each closed loop, at least; long enough for `least` requests, and for the ensemble, whose work depends
              on it, to send each text, as far as most_seconds go; and for `clients` requests a window, however long
     loads:   of the open loop, as shares of the capacity
-    most_minutes: shared out among the deployments; a point that would not end in time is skipped, and said to be. None
-             is no limit
+    most_minutes: since the start, for all deployments, in equal shares; a point that would not end in time is skipped,
+             and said to be. None is no limit
     """
 
     clients: tuple[int, ...] = (1, 8, 32, 64)
@@ -36,7 +36,7 @@ class Settings:
     most_minutes: float | None = None
 
 
-# With what comes before and after it, 3 minutes.
+# With the graph alone and the report, which follow, 3 minutes at most.
 QUICK = Settings(
     (1, 8, 32), ("mixed",), seconds=3.0, least=0, loads=(0.5, 0.8, 0.95), open_seconds=5.0, most_minutes=2.2
 )
