@@ -242,7 +242,8 @@ class Experiment:
     def _in_process(self) -> None:
         for work in self._workloads:
             self._progress(f"in-process, {work.name}")
-            self.result["in_process"][work.name] = in_process.rates(self._args.repository, work.rows)
+            rates = in_process.rates(self._args.repository, work.rows, rounds=self._settings.rounds)
+            self.result["in_process"][work.name] = rates
 
 
 def _peak(gpus: Gpus) -> float | None:

@@ -24,6 +24,7 @@ class Settings:
     loads:   of the open loop, as shares of the capacity
     most_minutes: since the start, for all deployments, in equal shares; a point that would not end in time is skipped,
              and said to be. None is no limit
+    rounds:  of the graph alone, in-process, of which the best counts
     """
 
     clients: tuple[int, ...] = (1, 8, 32, 64)
@@ -34,11 +35,12 @@ class Settings:
     loads: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95)
     open_seconds: float = 15.0
     most_minutes: float | None = None
+    rounds: int = 3
 
 
 # With the graph alone and the report, which follow, 3 minutes at most.
 QUICK = Settings(
-    (1, 8, 32), ("mixed",), seconds=3.0, least=0, loads=(0.5, 0.8, 0.95), open_seconds=5.0, most_minutes=2.2
+    (1, 8, 32), ("mixed",), seconds=3.0, least=0, loads=(0.5, 0.8, 0.95), open_seconds=5.0, most_minutes=2.0, rounds=1
 )
 NOT_QUICK = "not part of a quick run: make perf measures it"
 NO_TIME = "no time left in a quick run: make perf measures it"
