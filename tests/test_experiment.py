@@ -177,7 +177,7 @@ def standing(server: Server, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
     monkeypatch.setattr(experiment, "open_deployment", lambda *args: running)
     monkeypatch.setattr(arithmetic, "ceiling", lambda *args: NO_CEILING)
     monkeypatch.setattr(
-        experiment.in_process, "rates", lambda *args: {"batched_per_second": 1.0, "alone_per_second": 1.0}
+        experiment.in_process, "rates", lambda *args, **settings: {"batched_per_second": 1.0, "alone_per_second": 1.0}
     )
     return running
 
