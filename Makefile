@@ -174,7 +174,7 @@ build/default_model/config.json: $(WHEEL) export/default_model/adapter.safetenso
 	touch $@
 
 # No header and no library is needed, only a compiler.
-$(ENGINE_BATCHING) $(TEXT_BATCHING): %.so: %.c model_repository/triton.h
+$(ENGINE_BATCHING) $(TEXT_BATCHING): %.so: %.c model_repository/batching.h
 	@command -v $(firstword $(CC)) >/dev/null || { echo "there is no C compiler ($(CC)): install gcc, or set CC=" >&2; exit 1; }
 	$(CC) -std=c11 -O2 -Wall -Wextra -fPIC -shared -fvisibility=hidden -o $@ $<
 

@@ -21,7 +21,7 @@ def make_library(folder: Path, library: str, *settings: str) -> subprocess.Compl
     """Make's own target, in a copy of what it needs: a library in the checkout would be loaded by every other test."""
     source = Path(library).with_suffix(".c")
     (folder / source).parent.mkdir(parents=True, exist_ok=True)
-    for file in ("Makefile", "model_repository/triton.h", source):
+    for file in ("Makefile", "model_repository/batching.h", source):
         shutil.copyfile(ROOT / file, folder / file)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
@@ -76,7 +76,7 @@ void *TRITONBACKEND_InputBuffer(struct request *input, uint32_t index, const voi
 
 
 @functools.cache
-def fake_triton() -> ctypes.CDLL:
+def _fake_triton() -> ctypes.CDLL:
     """The fake, for every library that is loaded after it."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "fake.c").write_text(FAKE_TRITON)
@@ -84,10 +84,12 @@ def fake_triton() -> ctypes.CDLL:
         return ctypes.CDLL(f"{folder}/fake.so", mode=ctypes.RTLD_GLOBAL)
 
 
-def loaded_library(folder: Path, library: str) -> ctypes.CDLL:
-    """Made in this folder, and loaded on top of the fake."""
-    fake_triton()
-    return ctypes.CDLL(str(made_library(folder, library)))
+@functools.cache
+def _loaded(library: str) -> ctypes.CDLL:
+    """Made, and loaded on top of the fake."""
+    _fake_triton()
+    with tempfile.TemporaryDirectory() as folder:
+        return ctypes.CDLL(str(made_library(Path(folder), library)))
 
 
 class Request(ctypes.Structure):
@@ -126,12 +128,12 @@ class Request(ctypes.Structure):
 class Batcher:
     """The library, called as Triton's batcher calls it. `userp` stands for the batch that is being formed."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        """library: loaded after the fake, which it calls."""
-        self.fake = fake_triton()
-        self.library = library
+    def __init__(self, library: str) -> None:
+        """library: ENGINE_BATCHING or TEXT_BATCHING."""
+        self.fake = _fake_triton()
+        self.library = _loaded(library)
         for name in ("BatcherInitialize", "BatcherFinalize", "BatchInitialize", "BatchFinalize", "BatchIncludeRequest"):
-            getattr(library, f"TRITONBACKEND_Model{name}").restype = ctypes.c_void_p
+            getattr(self.library, f"TRITONBACKEND_Model{name}").restype = ctypes.c_void_p
         self.batcher = ctypes.c_void_p()
         self.userp = ctypes.c_void_p()
         self.kept: list[Request] = []  # an address is not used again while a batch may hold its request

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from batching_library import ENGINE_BATCHING, Batcher, Request, loaded_library
+from batching_library import ENGINE_BATCHING, Batcher, Request
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,14 +34,9 @@ class BudgetBatcher(Batcher):
         return self.walk(*requests)
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return loaded_library(tmp_path_factory.mktemp("library"), ENGINE_BATCHING)
-
-
 @pytest.fixture
-def batcher(loaded: ctypes.CDLL) -> Iterator[BudgetBatcher]:
-    batcher = BudgetBatcher(loaded)
+def batcher() -> Iterator[BudgetBatcher]:
+    batcher = BudgetBatcher(ENGINE_BATCHING)
     assert batcher.load(config_with("1000")) is None
     yield batcher
     batcher.unload()
@@ -184,13 +179,13 @@ BUDGETS = st.from_regex("[0-9]{1,20}", fullmatch=True) | st.text() | st.sampled_
     budget=st.none() | BUDGETS,
     indent=st.none() | st.just(1),
 )
-def test_the_budget_is_found_in_any_config(loaded, config: dict, parameters: dict, budget, indent) -> None:
+def test_the_budget_is_found_in_any_config(config: dict, parameters: dict, budget, indent) -> None:
     """As Python's json finds it, whatever is beside it, above it and in the strings around it."""
     parameters.pop("attention_budget", None)
     if budget is not None:
         parameters["attention_budget"] = {"string_value": budget}
     text = json.dumps({**config, "parameters": parameters, "~": config}, indent=indent)
-    batcher = BudgetBatcher(loaded)
+    batcher = BudgetBatcher(ENGINE_BATCHING)
 
     reason = batcher.load(text.encode())
 
@@ -208,9 +203,9 @@ CUT = st.integers(0, len(config_with("4194304"))).map(lambda size: config_with("
 
 
 @given(text=GARBAGE | CUT)
-def test_no_text_harms_the_server(loaded, text: bytes) -> None:
+def test_no_text_harms_the_server(text: bytes) -> None:
     """Garbage, and a config cut anywhere, are refused with the same line."""
-    batcher = BudgetBatcher(loaded)
+    batcher = BudgetBatcher(ENGINE_BATCHING)
 
     reason = batcher.load(text)
 

@@ -320,7 +320,7 @@ def make(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     for file in ("Makefile", "export/default_model/wheel.txt", "export/default_model/adapter.safetensors"):
         (checkout / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, checkout / file)
-    for file in ("triton.h", "classifier/batchstrategy.c", "tokenizer/batchstrategy.c"):
+    for file in ("batching.h", "classifier/batchstrategy.c", "tokenizer/batchstrategy.c"):
         (checkout / "model_repository" / file).parent.mkdir(parents=True, exist_ok=True)
         (checkout / "model_repository" / file).touch()
 

@@ -6,7 +6,6 @@ Called as Triton's batcher calls it, and in the real server.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import struct
 import subprocess
@@ -17,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from batching_library import ROOT, TEXT_BATCHING, Batcher, Request, loaded_library
+from batching_library import ROOT, TEXT_BATCHING, Batcher, Request
 from conftest import Reference
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,14 +28,9 @@ from ensemble.launcher.server import Server
 from ensemble.samples import load_samples
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return loaded_library(tmp_path_factory.mktemp("library"), TEXT_BATCHING)
-
-
 @pytest.fixture
-def batcher(loaded: ctypes.CDLL) -> Iterator[Batcher]:
-    batcher = Batcher(loaded)
+def batcher() -> Iterator[Batcher]:
+    batcher = Batcher(TEXT_BATCHING)
     assert batcher.load(b"{}") is None
     batcher.new_batch()
     yield batcher
@@ -127,12 +121,12 @@ def test_what_cannot_be_looked_at_is_left_to_the_backend(batcher: Batcher, reque
     appended=st.binary(max_size=6),
     places=st.lists(st.integers(0, 130), max_size=3),
 )
-def test_cut_is_what_the_backend_would_refuse(loaded, strings, rows, cut_off, appended, places) -> None:
+def test_cut_is_what_the_backend_would_refuse(strings, rows, cut_off, appended, places) -> None:
     """In any number of buffers, wherever these begin: as the format says, which struct can read as well."""
     whole = b"".join(map(element, strings))
     data = whole[: len(whole) - cut_off] + appended if cut_off < len(whole) else appended
     bounds = [0, *sorted(min(place, len(data)) for place in places), len(data)]
-    batcher = Batcher(loaded)
+    batcher = Batcher(TEXT_BATCHING)
     assert batcher.load(b"{}") is None
     batcher.new_batch()
 
@@ -163,7 +157,7 @@ def test_it_reads_no_byte_too_much(tmp_path) -> None:
 
 
 SANITIZED = """
-#include "triton.h"
+#include "batching.h"
 #include <stdlib.h>
 #include <string.h>
 static const char whole[] = "\\3\\0\\0\\0abc\\2\\0\\0\\0de";

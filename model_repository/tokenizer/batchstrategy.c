@@ -11,18 +11,14 @@
 // Such a request is put in a batch of its own; the backend refuses it there. What Triton's batcher does between the
 // calls, see classifier/batchstrategy.c: a batch from which a request was turned away is never merged with another, and
 // so a batch turns its first request away once if that one is to stay alone.
+//
+// The exception: what a batch has turned away for PATIENCE_MS is let in, and may be failed with it. It takes a batch
+// whose requests were cancelled while they waited for the queue delay, which this library is not told of.
 
-#define _POSIX_C_SOURCE 199309L  // clock_gettime
+#include "../batching.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-#include "../triton.h"
-
-// So long does a batch turn away what comes. It takes one whose requests were cancelled while they waited for the
-// queue delay, which this library is not told of; then what comes is let in, and may be failed together.
-#define PATIENCE_MS 1000
 
 // What a batch holds.
 typedef enum { NOTHING, SOUND, CUT } Content;
@@ -34,7 +30,7 @@ struct TRITONBACKEND_Batcher {
     const TRITONBACKEND_Request *first;  // which that walk began with; only compared, it may be gone
     bool walk_begins;
     bool marked;                // as one not to be merged, by having turned something away
-    int64_t refusing_since_ms;  // whatever comes; -1: the last one was let in
+    int64_t refusing_since_ms;  // whatever comes, or LET_IN
 };
 
 // --- a request ---
@@ -96,19 +92,11 @@ static bool is_cut(TRITONBACKEND_Request *request) {
 
 // --- the batches ---
 
-static bool out_of_patience(TRITONBACKEND_Batcher *batcher) {
-    struct timespec now = {0};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    const int64_t now_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-    if (batcher->refusing_since_ms < 0) batcher->refusing_since_ms = now_ms;
-    return now_ms - batcher->refusing_since_ms >= PATIENCE_MS;
-}
-
 TRITONSERVER_Error *TRITONBACKEND_ModelBatcherInitialize(TRITONBACKEND_Batcher **batcher, TRITONBACKEND_Model *model) {
     (void)model;
     *batcher = calloc(1, sizeof **batcher);
     if (*batcher == NULL) return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_INTERNAL, "out of memory");
-    (*batcher)->refusing_since_ms = -1;
+    (*batcher)->refusing_since_ms = LET_IN;
     return NULL;
 }
 
@@ -146,13 +134,13 @@ TRITONSERVER_Error *TRITONBACKEND_ModelBatchIncludeRequest(TRITONBACKEND_Request
     }
     const bool alone = is_cut(request) || batcher->content == CUT;
     const bool fits = !alone || (batcher->content == NOTHING && batcher->marked);
-    if (!fits && !out_of_patience(batcher)) {
+    if (!fits && !out_of_patience(&batcher->refusing_since_ms)) {
         batcher->marked = true;
         *should_include = false;
         return NULL;
     }
     batcher->content = alone ? CUT : SOUND;
-    batcher->refusing_since_ms = -1;
+    batcher->refusing_since_ms = LET_IN;
     return NULL;
 }
 

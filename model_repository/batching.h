@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the batching libraries of tokenizer/ and classifier/ take of tritonserver.h and tritonbackend.h, so that a
-// compiler is all that it takes to build them. The server that loads a library has the functions.
+// What the batching libraries of tokenizer/ and classifier/ share; to be included before anything else.
 
-#ifndef TRITON_H
-#define TRITON_H
+#ifndef BATCHING_H
+#define BATCHING_H
+
+#define _POSIX_C_SOURCE 199309L  // clock_gettime
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
+
+// --- what they take of tritonserver.h and tritonbackend.h, so that a compiler is all that it takes to build them; the
+// server that loads a library has the functions ---
 
 typedef struct TRITONSERVER_Error TRITONSERVER_Error;
 typedef struct TRITONSERVER_Message TRITONSERVER_Message;
@@ -44,5 +49,20 @@ EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchInitialize(const TRITONBACK
 EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchIncludeRequest(TRITONBACKEND_Request *request, void *userp,
                                                                     bool *should_include);
 EXPORTED TRITONSERVER_Error *TRITONBACKEND_ModelBatchFinalize(void *userp);
+
+// --- how long a batch turns away what comes ---
+
+// Longer than that, and it is let in, so that nothing that Triton does, or comes to do, can hold up the queue.
+#define PATIENCE_MS 1000
+#define LET_IN (-1)
+
+// Asked when something is to be turned away. refusing_since_ms: LET_IN after a request was let in, and for a new model.
+static inline bool out_of_patience(int64_t *refusing_since_ms) {
+    struct timespec now = {0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int64_t now_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    if (*refusing_since_ms == LET_IN) *refusing_since_ms = now_ms;
+    return now_ms - *refusing_since_ms >= PATIENCE_MS;
+}
 
 #endif
