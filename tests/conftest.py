@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import pickle
@@ -15,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 from batching_library import TEXT_BATCHING, made_library
+from fake_triton import FakeTriton
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from ensemble import Client
+from ensemble import AsyncClient, Client
 from ensemble.launcher.server import Server, ServerOptions
 from ensemble.samples import load_samples
 from export.default_model.build import build
@@ -111,6 +113,31 @@ def client(server: Server) -> Iterator[Client]:
     """The project's own client on the session's server."""
     with Client(server.url) as client:
         yield client
+
+
+@pytest.fixture
+def triton() -> Iterator[FakeTriton]:
+    """A server in this process that answers and counts."""
+    server = FakeTriton()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["Client", "AsyncClient"])
+def ask(request):
+    """ask(url, method, *arguments, **options): that method's result, of a client of either kind."""
+
+    def blocking(url, method, *arguments, **options):
+        with Client(url, backoff_seconds=0.001, **options) as client:
+            return getattr(client, method)(*arguments)
+
+    async def awaiting(url, method, *arguments, **options):
+        async with AsyncClient(url, backoff_seconds=0.001, **options) as client:
+            return await getattr(client, method)(*arguments)
+
+    if request.param == "Client":
+        return blocking
+    return lambda *arguments, **options: asyncio.run(awaiting(*arguments, **options))
 
 
 @pytest.fixture(scope="session")

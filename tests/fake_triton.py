@@ -6,6 +6,7 @@ For promises of the client that a sound server gives no occasion to keep. Knows 
 
 from __future__ import annotations
 
+import socket
 import threading
 import zlib
 from collections import deque
@@ -18,6 +19,16 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 WAIT_SECONDS = 10.0
 
+# What a server whose queue is full answers.
+FULL = (grpc.StatusCode.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size")
+
+
+def unused_url() -> str:
+    """Where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
 
 def logit_of(text: str) -> float:
     """What the fake answers for `text`: the text can be told from its logits, so a mixed-up order shows."""
@@ -27,7 +38,8 @@ def logit_of(text: str) -> float:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     """The server at `url`; its public attributes may be changed at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1:0") -> None:
+        """address: to listen at; port 0 is a free one."""
         self.labels = ["negative", "positive"]
         self.has_label_file = True
         self.probabilities = [0.25, 0.75]
@@ -46,7 +58,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._changed = threading.Condition()
         self._server = grpc.server(ThreadPoolExecutor(32))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.url = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.url = f"{address.rpartition(':')[0]}:{self._server.add_insecure_port(address)}"
         self._server.start()
 
     def stop(self) -> None:

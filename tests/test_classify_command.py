@@ -11,7 +11,6 @@ import subprocess
 import sys
 
 import pytest
-from fake_triton import FakeTriton
 
 from ensemble import classify
 
@@ -23,13 +22,6 @@ parser = argparse.ArgumentParser()
 classify.add_arguments(parser)
 sys.exit(classify.run(parser.parse_args()))
 """
-
-
-@pytest.fixture
-def triton():
-    server = FakeTriton()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
