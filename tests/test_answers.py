@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from itertools import islice, pairwise
 
 import numpy as np
@@ -13,7 +11,7 @@ import torch
 import tritonclient.grpc as grpc
 from conftest import Reference
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from triton_requests import in_flight_together, tensor_input, texts_input
+from triton_requests import TOLERANCE, http_json, in_flight_together, tensor_input, texts_input
 
 from ensemble import AsyncClient, Client
 from ensemble.launcher.server import Server
@@ -33,7 +31,6 @@ ODD = [
     "x" * 5000,
     "\u202eabc",
 ]
-TOLERANCE = 1e-4  # of a logit, export's for FP32
 
 
 @pytest.fixture(scope="module")
@@ -152,20 +149,6 @@ def test_the_classification_extension_gives_labels(raw, samples, reference: Refe
         assert [int(index) for index in indices] == np.argsort(-expected).tolist()
         assert list(labels) == [("negative", "positive")[int(index)] for index in indices]
         np.testing.assert_allclose([float(value) for value in values], sorted(expected, reverse=True), atol=TOLERANCE)
-
-
-def http_json(server: Server, body: object) -> tuple[int, dict]:
-    """POST JSON to the ensemble; status and body."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.http_port}/v2/models/text_classifier/infer",
-        data=body if isinstance(body, bytes) else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def test_http_with_plain_json(server: Server, reference: Reference) -> None:

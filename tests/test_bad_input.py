@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 import grpc as plain_grpc
@@ -13,8 +12,7 @@ import tritonclient.grpc as grpc
 from conftest import Reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_answers import TOLERANCE, http_json
-from triton_requests import in_flight_together, tensor_input, texts_input
+from triton_requests import TOLERANCE, element, http_json, in_flight_together, raw_request, tensor_input, texts_input
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ensemble import Client, InvalidRequest
@@ -115,18 +113,6 @@ def test_a_wrong_shape_or_type_is_refused(raw, array: np.ndarray, message: str) 
 
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
     assert message in caught.value.message()
-
-
-def raw_request(shape: list[int], contents: bytes, **fields: str) -> object:
-    request = service_pb2.ModelInferRequest(model_name="text_classifier")
-    tensor = request.inputs.add(name=fields.get("name", "text"), datatype=fields.get("datatype", "BYTES"))
-    tensor.shape.extend(shape)
-    request.raw_input_contents.append(contents)
-    return request
-
-
-def element(text: bytes, length: int | None = None) -> bytes:
-    return struct.pack("<I", len(text) if length is None else length) + text
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 from batching_library import ENGINE_BATCHING, made_library, make_library
 from conftest import ROOT, Reference, serving
-from test_answers import TOLERANCE
-from triton_requests import in_flight_together, tensor_input, texts_input
+from triton_requests import TOLERANCE, in_flight_together, tensor_input, texts_input
 
 from ensemble.errors import ServerError
 from ensemble.launcher.admin_key import GRPC_HEADER

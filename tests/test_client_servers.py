@@ -15,11 +15,7 @@ from pathlib import Path
 import pytest
 from fake_triton import FULL, FakeTriton, unused_url
 
-from ensemble import (
-    Client,
-    InvalidRequest,
-    Unavailable,
-)
+from ensemble import Classification, Client, DeadlineExceeded, InvalidRequest, Unavailable
 
 
 def user_timeouts(port: int) -> list[int]:
@@ -121,6 +117,18 @@ def test_a_dead_server_is_left_out(triton, ask):
     answers = ask(f"{unused_url()},{triton.url},{unused_url()}", "classify", ["a"] * 20, batch_limit=1, retries=0)
 
     assert len(answers) == 20
+
+
+def test_a_server_that_hangs_holds_up_its_own_requests_only(ask):
+    """Of two servers one takes requests and never answers: these end at the deadline, the others have their answers."""
+    with two_servers("127.0.0.1:0", "127.0.0.1:0") as (hangs, answers):
+        hangs.open.clear()
+        url = f"{hangs.url},{answers.url}"
+        found = ask(url, "classify_each", ["a"] * 20, batch_limit=1, in_flight=20, timeout_seconds=2)
+
+    ended = sum(isinstance(answer, DeadlineExceeded) for answer in found)
+    assert ended == len(hangs.requests) and len(answers.requests) == 20 - ended
+    assert sum(isinstance(answer, Classification) for answer in found) == 20 - ended > 0
 
 
 def test_no_server_there(ask):

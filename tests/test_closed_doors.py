@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc
-from triton_requests import texts_input
+from triton_requests import http_call, texts_input
 
 from ensemble.errors import ConfigError
 from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, RESTRICTED, hide, new_key, read_key
@@ -71,16 +69,6 @@ DOORS = [
 IDS = [f"{door.api} {door.path.removeprefix('/v2/')} {door.method}" for door in DOORS]
 
 
-def answer(server: Server, method: str, path: str, body: object, headers: dict[str, str]) -> tuple[int, str]:
-    """Status and body of one HTTP call."""
-    connection = http.client.HTTPConnection(server.http_address, server.http_port, timeout=30)
-    connection.request(method, path, None if body is None else json.dumps(body), headers)
-    response = connection.getresponse()
-    status, text = response.status, response.read().decode()
-    connection.close()
-    return status, text
-
-
 def test_the_doors_are_all_that_is_restricted() -> None:
     """Each of the four APIs has a call below."""
     assert {door.api for door in DOORS} == set(RESTRICTED)
@@ -93,7 +81,7 @@ def test_a_door_is_shut(server: Server, door: Door, key: str | None) -> None:
     refused = pytest.raises(grpc.InferenceServerException, match="is restricted, expecting header")
     with grpc.InferenceServerClient(server.url) as client, refused as caught:
         door.call(client, {GRPC_HEADER: key} if key else {})
-    status, text = answer(server, door.method, door.path, door.body, {HTTP_HEADER: key} if key else {})
+    status, text = http_call(server, door.method, door.path, door.body, {HTTP_HEADER: key} if key else {})
 
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
     assert status == 403 and "is restricted" in text
@@ -106,7 +94,7 @@ def test_the_key_opens_it(server: Server, door: Door) -> None:
 
     with grpc.InferenceServerClient(server.url) as client:
         door.call(client, {GRPC_HEADER: key})
-    status, text = answer(server, door.method, door.path, door.body, {HTTP_HEADER: key})
+    status, text = http_call(server, door.method, door.path, door.body, {HTTP_HEADER: key})
 
     assert status == 200, text
 
@@ -121,7 +109,7 @@ def test_what_callers_need_is_open(server: Server) -> None:
         assert client.get_inference_statistics("text_classifier").model_stats
         assert client.infer("text_classifier", [texts_input(["hello"])]).as_numpy("logits").shape == (1, 2)
     for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/text_classifier/config", "/v2/models/stats"):
-        assert answer(server, "GET", path, None, {})[0] == 200, path
+        assert http_call(server, "GET", path, None, {})[0] == 200, path
 
 
 def test_the_key_is_not_in_the_process_list(server: Server) -> None:

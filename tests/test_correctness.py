@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_soak import on_the_sessions_server  # noqa: F401
 
 from ensemble.errors import PipelineError
 from ensemble.launcher.server import Server

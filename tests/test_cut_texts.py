@@ -20,8 +20,7 @@ from batching_library import ROOT, TEXT_BATCHING, Batcher, Request
 from conftest import Reference
 from hypothesis import given
 from hypothesis import strategies as st
-from test_answers import TOLERANCE
-from test_bad_input import element, raw_request
+from triton_requests import TOLERANCE, element, raw_request
 from tritonclient.grpc import service_pb2_grpc
 
 from ensemble.launcher.server import Server

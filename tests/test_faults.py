@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from checked_load import DEADLINE_SECONDS, CheckedLoad
 from conftest import Reference
-from test_lifecycle import all_end
+from processes import all_end
 
 from ensemble.__main__ import main
 from ensemble.errors import RequestFailed

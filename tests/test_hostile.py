@@ -8,7 +8,6 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from test_soak import on_the_sessions_server  # noqa: F401
 
 from ensemble.errors import ServerError
 from ensemble.launcher.server import Server

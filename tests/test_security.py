@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_closed_doors import answer
+from triton_requests import http_call
 from tritonclient import grpc
 from tritonclient.grpc import model_config_pb2
 
@@ -96,7 +96,7 @@ def test_a_model_by_a_path_is_no_model(server: Server, name: str) -> None:
     """On both protocols, and the error tells nothing of this machine's files."""
     with grpc.InferenceServerClient(server.url) as client, pytest.raises(grpc.InferenceServerException) as caught:
         client.get_model_config(name)
-    status, text = answer(server, "GET", f"/v2/models/{name}/config", None, {})
+    status, text = http_call(server, "GET", f"/v2/models/{name}/config", None, {})
 
     assert status in (400, 404)
     assert caught.value.status() in ("StatusCode.NOT_FOUND", "StatusCode.INVALID_ARGUMENT")

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +26,9 @@ HOURS = np.linspace(0, 1 / 3, 240)
 NOISE = np.random.default_rng(3).normal(0, 0.1, len(HOURS))
 
 
-@contextmanager
-def borrowed(server: Server) -> Iterator[tuple[Server, str]]:
-    """In place of endurance.started(): the session's server, which lives on."""
-    yield server, "onnx"
-
-
-@pytest.fixture
-def on_the_sessions_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endurance, "started", lambda *args, **kwargs: borrowed(server))
-
-
+@pytest.mark.usefixtures("on_the_sessions_server")
 def test_a_short_soak_is_answered_rightly_and_recorded_in_full(
-    on_the_sessions_server: None, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every kind of traffic came, no answer is wrong, each process has its samples; growth is not judged in seconds."""
     file = tmp_path / "soak.json"

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import struct
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import tritonclient.grpc as grpc
+from tritonclient.grpc import service_pb2
 
+from ensemble.launcher.server import Server
+
+TOLERANCE = 1e-4  # of a logit, export's for FP32
 TYPES = {np.dtype(np.int64): "INT64", np.dtype(np.int32): "INT32", np.dtype(object): "BYTES"}
 
 
@@ -25,6 +34,44 @@ def tensor_input(name: str, array: np.ndarray, kind: type = grpc.InferInput) -> 
     result = kind(name, list(array.shape), TYPES[array.dtype])
     result.set_data_from_numpy(array)
     return result
+
+
+def raw_request(shape: list[int], contents: bytes, **fields: str) -> object:
+    """`text` of this shape, and these bytes for its content."""
+    request = service_pb2.ModelInferRequest(model_name="text_classifier")
+    tensor = request.inputs.add(name=fields.get("name", "text"), datatype=fields.get("datatype", "BYTES"))
+    tensor.shape.extend(shape)
+    request.raw_input_contents.append(contents)
+    return request
+
+
+def element(text: bytes, length: int | None = None) -> bytes:
+    """A string as the protocol has it, with a length that may lie."""
+    return struct.pack("<I", len(text) if length is None else length) + text
+
+
+def http_json(server: Server, body: object) -> tuple[int, dict]:
+    """POST JSON to the ensemble; status and body."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.http_port}/v2/models/text_classifier/infer",
+        data=body if isinstance(body, bytes) else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def http_call(server: Server, method: str, path: str, body: object, headers: dict[str, str]) -> tuple[int, str]:
+    """Status and body of one HTTP call."""
+    connection = http.client.HTTPConnection(server.http_address, server.http_port, timeout=30)
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    response = connection.getresponse()
+    status, text = response.status, response.read().decode()
+    connection.close()
+    return status, text
 
 
 def in_flight_together(client: grpc.InferenceServerClient, model: str, requests: Sequence[list]) -> list:
