@@ -4,7 +4,9 @@
     python -m perf soak --minutes 60
 
 Good requests of 1 to 32 rows over gRPC and HTTP, short texts and such as are cut, and among them bad ones, cancelled
-ones, deadlines that are too short, callers that hang up, and new connections all the time (soak_traffic.py).
+ones, deadlines that are too short, callers that hang up, and new connections all the time (soak_traffic.py). The first
+half of the warm-up is mostly these, so that what they leave in the allocators once is not taken for growth.
+
 Every answer is compared with its text's reference. Exit code 0: every answer was right, memory of each process grows
 by less than 1 % an hour, and an idle server holds as many file descriptors and threads, and as much shared memory, as
 before. 1: not so. 2: too short, or memory too restless, to tell. Writes a record, JSON, and a chart beside it. Ctrl-C
@@ -27,7 +29,7 @@ from perf.endurance import trial as endurance
 from perf.endurance.exchange import Caller, Refused
 from perf.endurance.reference import Reference
 from perf.endurance.server_processes import Sample, sample
-from perf.endurance.soak_traffic import Traffic
+from perf.endurance.soak_traffic import STIRRING_ROWS, STIRRING_SHARES, Traffic
 from perf.endurance.tally import Tally
 from perf.endurance.trend import GROWS, Trend, trend
 from perf.endurance.trial import Verdict
@@ -89,17 +91,23 @@ class Soak:
             self.result |= {"classifier": served_by, "reference": reference.described(expected)}
             task = bar.add_task("warming up", total=round(self._warm_up + args.minutes * 60))
             _prime(server, expected, args.prime)
-            traffic = Traffic(server, args.repository, expected, self._tally, args.seed)
+            common = server, args.repository, expected, self._tally, args.seed
+            usual = Traffic(*common)
             started = time.monotonic()
             try:
-                for name, seconds in (("warming up", self._warm_up), ("soaking", args.minutes * 60)):
+                for name, traffic, seconds in (
+                    ("stirring", Traffic(*common, STIRRING_SHARES, STIRRING_ROWS), self._warm_up / 2),
+                    ("warming up", usual, self._warm_up / 2),
+                    ("soaking", usual, args.minutes * 60),
+                ):
                     with workers(args.clients, traffic) as busy:
                         end = time.monotonic() + seconds
                         while (left := end - time.monotonic()) > 0 and busy(min(args.interval, left)):
                             self._samples.append((time.monotonic() - started, sample(server)))
                             says = f"{name}, {self._tally.requests:,} requests, {self._tally.faulty} faults"
                             bar.update(task, description=says, completed=round(time.monotonic() - started))
-                    self._idle.append(endurance.idle(server))
+                    if name != "stirring":
+                        self._idle.append(endurance.idle(server))
             except ServerError as error:
                 self._ended = [str(error)]
 
