@@ -10,7 +10,7 @@ from pathlib import Path
 from ensemble.errors import PipelineError
 from perf import batching_wins, cost_model, gpu_check, long_tail, losing_mix, overload, served_ratio
 from perf.doctor import command as doctor
-from perf.endurance import correctness, hostile, soak
+from perf.endurance import correctness, hostile, kills, soak
 from perf.experiment import command as experiment
 from perf.experiment import report
 from perf.paper import roofline
@@ -29,6 +29,7 @@ COMMANDS = {
     "correctness": correctness,
     "soak": soak,
     "hostile": hostile,
+    "kills": kills,
     "doctor": doctor,
 }
 

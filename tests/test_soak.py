@@ -143,7 +143,7 @@ def test_a_client_that_breaks_ends_the_run() -> None:
     assert stopped == [True, True]
 
 
-@pytest.mark.parametrize("measurement", ["soak", "correctness", "hostile"])
+@pytest.mark.parametrize("measurement", ["soak", "correctness", "hostile", "kills"])
 def test_without_a_model_there_is_one_line_and_no_record(
     measurement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

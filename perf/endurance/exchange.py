@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from http.client import HTTPMessage
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -21,7 +21,6 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor
 
 from ensemble.contract import ENSEMBLE
-from ensemble.launcher.server import Server
 from perf.closed_loop import CHANNEL
 from perf.endurance.reference import Answer
 
@@ -44,10 +43,26 @@ class Refused(Exception):
         self.status, self.message = status, message
 
 
+class Served(Protocol):
+    """Where a server listens."""
+
+    @property
+    def url(self) -> str:
+        """Of gRPC."""
+
+    @property
+    def http_address(self) -> str:
+        """Of HTTP, without its port."""
+
+    @property
+    def http_port(self) -> int:
+        """Of HTTP."""
+
+
 class Caller:
     """One client: a gRPC channel and an HTTP connection of its own, kept from one request to the next."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Served) -> None:
         self.channel = grpc.insecure_channel(server.url, options=OWN_CONNECTION)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self._host, self._port = server.http_address, server.http_port

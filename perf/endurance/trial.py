@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What soak, correctness and hostile share: a server of their own, what became of it, the verdict, the record.
+"""What soak, correctness, hostile and kills share: a server of their own, what became of it, the verdict, the record.
 
 Knows nothing of what is sent.
 """
