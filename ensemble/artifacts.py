@@ -154,7 +154,7 @@ def verify(repository: Path, models: Collection[str]) -> Manifest:
     """
     manifests = {}
     for link in LINKS:
-        # Only the TensorRT config needs a plan, and ensemble/launcher/preflight.py looks after it.
+        # Only the TensorRT config needs a plan, and ensemble/launcher/engine_preflight.py looks after it.
         if link.parts[0] in models and LINKS[link] != PLAN:
             file, manifest = checked(repository / link)
             manifests[file.parent] = manifest

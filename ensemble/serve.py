@@ -16,12 +16,14 @@ from ensemble.contract import Contract
 from ensemble.errors import ConfigError
 from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, new_key, read_key
 from ensemble.launcher.choice import CLASSIFIERS, Choice, choose
+from ensemble.launcher.engine_preflight import engine_problems
 from ensemble.launcher.gpu import visible_gpus
+from ensemble.launcher.options import ServerOptions
 from ensemble.launcher.pipeline_question import PipelineQuestion
-from ensemble.launcher.preflight import check_tokenizer, engine_problems, sound, unguarded
+from ensemble.launcher.preflight import check_tokenizer, sound, unguarded
 from ensemble.launcher.room import check_shared_memory
 from ensemble.launcher.runtime import find_runtime
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.server import Server
 from ensemble.launcher.supervisor import Supervisor
 from ensemble.launcher.tls_files import TlsFiles
 

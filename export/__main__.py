@@ -9,7 +9,7 @@ import sys
 from rich.markup import escape
 
 from ensemble.errors import PipelineError
-from ensemble.launcher import preflight
+from ensemble.launcher import engine_preflight
 from export import compile_check, convert, engine_check
 from export.terminal import console
 
@@ -17,7 +17,7 @@ COMMANDS = {
     "convert": (convert, "export a Hugging Face model into a model repository"),
     "compile-check": (compile_check, "compile the installed FP16 graph for a GPU, without one"),
     "engine-check": (engine_check, "export with an engine and keep what was measured of it"),
-    "preflight": (preflight, "check that the installed engine fits a server and its GPU"),
+    "preflight": (engine_preflight, "check that the installed engine fits a server and its GPU"),
 }
 
 

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     classify = classifier(args.repository)
     with tempfile.TemporaryDirectory(prefix="batching-wins-") as scratch:
         # With the very options of the served graph's session.
-        exported = HuggingFaceGraph(args.model, Path(scratch), classify._session.get_session_options())
+        exported = HuggingFaceGraph(args.model, Path(scratch), classify.options)
         server, _ = open_server(args.repository, "onnx")
         try:
             server.start()

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from ensemble.artifacts import FOLDER, LABELS
 from ensemble.contract import ENSEMBLE
+from ensemble.launcher.options import ServerOptions
 from ensemble.launcher.preflight import sound
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.server import Server
 from ensemble.serve import open_server
 
 LOOPED = Path(__file__).parent / "looped"

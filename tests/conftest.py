@@ -24,7 +24,8 @@ from serve_command import Serve
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from ensemble import AsyncClient, Client
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 from ensemble.samples import load_samples
 from export.default_model.build import build
 from export.onnx_from_hf import Graph, Interface, write_onnx

@@ -25,7 +25,8 @@ from triton_requests import TOLERANCE, in_flight_together, tensor_input, texts_i
 
 from ensemble.errors import ServerError
 from ensemble.launcher.admin_key import GRPC_HEADER
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 from ensemble.samples import load_samples
 
 BUDGET = 16 * 512**2

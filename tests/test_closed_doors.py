@@ -13,7 +13,8 @@ from triton_requests import http_call, texts_input
 
 from ensemble.errors import ConfigError
 from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, RESTRICTED, hide, new_key, read_key
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def test_a_key_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 def test_with_tls_the_port_that_knows_none_is_for_this_machine_only(tmp_path: Path) -> None:
     """Else texts would travel readable, and past the client's certificates, beside the port that protects them."""
-    from ensemble.launcher.server import TlsFiles
+    from ensemble.launcher.tls_files import TlsFiles
 
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     tls = TlsFiles(tmp_path / "certificate", tmp_path / "key")

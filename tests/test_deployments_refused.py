@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deployments that cannot work are refused before a server starts: each with one line that says what to do.
 
-What only the server can notice is in tests/test_lifecycle.py; what is wrong with an engine, in tests/test_preflight.py.
+What only the server can notice is in tests/test_serve.py; what is wrong with an engine, in tests/test_engine_preflight.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ensemble.__main__ import main
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, PipelineError, ServerError
 from ensemble.launcher import room
+from ensemble.launcher.options import ServerOptions
 from ensemble.launcher.room import check_shared_memory
-from ensemble.launcher.server import ServerOptions, TlsFiles
-from ensemble.launcher.tls_files import why_untrusted
+from ensemble.launcher.tls_files import TlsFiles, why_untrusted
 from ensemble.serve import prepare
 
 Damage = Callable[[Path], None]

@@ -18,7 +18,8 @@ import pytest
 from conftest import serving
 from doctor_deployments import IDS, RAGGED, STACK, config, handler, write, write_all
 
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 from perf.__main__ import main
 from perf.doctor import examination
 from perf.doctor.inputs import InputMaker, built_in_texts

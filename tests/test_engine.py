@@ -24,8 +24,9 @@ from transformers import BertForSequenceClassification
 from ensemble.artifacts import CURRENT, FOLDER, FP16_ONNX, PLAN, Manifest, sha256_of
 from ensemble.contract import read_config
 from ensemble.errors import ExportError
+from ensemble.launcher.engine_preflight import engine_problems
 from ensemble.launcher.gpu import Gpus
-from ensemble.launcher.preflight import engine_problems, sound
+from ensemble.launcher.preflight import sound
 from ensemble.samples import load_samples
 from export import engine, engine_from_onnx, gate, gate_fp16, source
 from export.__main__ import main

@@ -16,7 +16,8 @@ from serve_command import Serve, ready_line
 from triton_requests import texts_input
 
 from ensemble import Client
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 
 
 @pytest.mark.parametrize(

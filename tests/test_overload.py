@@ -20,7 +20,8 @@ from triton_requests import texts_input
 
 from ensemble import Client, Overloaded
 from ensemble.handlers.pending import PendingRequests
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 
 CLASSIFIER = """
 import time

@@ -14,8 +14,8 @@ from conftest import serving
 from ensemble import Client
 from ensemble.errors import ServerError
 from ensemble.launcher import runtime
+from ensemble.launcher.options import ServerOptions
 from ensemble.launcher.runtime import STUB, find_runtime
-from ensemble.launcher.server import ServerOptions
 
 
 @pytest.fixture

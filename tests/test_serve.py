@@ -23,7 +23,8 @@ from ensemble.errors import PipelineError, ServerError
 from ensemble.launcher import runtime
 from ensemble.launcher.choice import Choice
 from ensemble.launcher.gpu import Gpus
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 
 # Why there is no GPU: the variable hides it, or there is no driver to ask.
 NO_GPU = r"CUDA_VISIBLE_DEVICES is '', which names none|NVIDIA's driver.*"

@@ -22,7 +22,8 @@ from conftest import ROOT, Reference
 from triton_requests import Counts
 
 from ensemble import AsyncClient, Client, RequestFailed
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 
 MODEL = "text_classifier"
 TEXTS = ["I would buy it again.", "Never again.", "It broke after two days, and nobody answered.", "fine"]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ensemble.errors import ServerError
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 from perf.__main__ import main
 from perf.endurance import server_processes
 from perf.endurance import trial as endurance

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ensemble import AsyncClient, Client, InvalidRequest, RequestFailed
 from ensemble.__main__ import main
-from ensemble.launcher.server import Server, ServerOptions
+from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.server import Server
 from ensemble.launcher.tls_files import TlsFiles
 
 NAME = "classifier.example"

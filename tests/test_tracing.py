@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from ensemble import Client
-from ensemble.launcher.server import Server, ServerOptions, Trace
+from ensemble.launcher.options import ServerOptions, Trace
+from ensemble.launcher.server import Server
 
 RATE = 5
 TEXT = "A text that nobody but its reader should see."

@@ -14,7 +14,7 @@ from conftest import ROOT, serving
 from triton_requests import Counts
 
 from ensemble.contract import Contract, read_config
-from ensemble.launcher.server import ServerOptions
+from ensemble.launcher.options import ServerOptions
 from export.backend_inputs import engine_inputs
 
 CONFIG = ROOT / "model_repository/classifier/config.pbtxt"

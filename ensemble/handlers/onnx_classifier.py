@@ -20,12 +20,12 @@ from ensemble.handlers.scores import Scores
 class OnnxClassifier:
     """An ONNX Runtime session over a packed graph, and the plan of its forward passes.
 
-    forward_passes: made since it was loaded.
+    forward_passes: made since it was loaded; options: of the session, for another that is held against it.
     """
 
     def __init__(self, file: Path, cost: CostModel, *, threads: int = 0) -> None:
         """threads: intra-op threads; 0 is one per physical core."""
-        options = onnxruntime.SessionOptions()
+        self.options = options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         # Shapes change with every batch: a memory plan made for one of them is never of use to the next.
         options.enable_mem_pattern = False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton Inference Server as a child process.
 
-Knows the server's command line and life cycle; nothing of where it comes from (runtime.py), of requests, or of whether
-its models are well (supervisor.py).
+Knows the server's life cycle; nothing of where it comes from (runtime.py), of its command line (options.py), of
+requests, or of whether its models are well (supervisor.py).
 """
 
 from __future__ import annotations
@@ -18,78 +18,25 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from ensemble.errors import ServerError
-from ensemble.launcher.admin_key import HTTP_HEADER, RESTRICTED, hide, new_key
+from ensemble.launcher.admin_key import hide
 from ensemble.launcher.closed_door import drain
+from ensemble.launcher.options import EXIT_TIMEOUT_SECONDS, ServerOptions
 from ensemble.launcher.ports import free_ports
 from ensemble.launcher.runtime import Runtime, find_runtime
 from ensemble.launcher.server_api import NoAnswer, Refused, ServerApi
 from ensemble.launcher.server_log import reason
-from ensemble.launcher.tls_files import TlsFiles, why_untrusted
-from ensemble.launcher.working_folder import SHARED_MEMORY, WorkingFolder
-
-__all__ = ["SHARED_MEMORY", "START_SECONDS", "STOP_SECONDS", "Server", "ServerOptions", "TlsFiles", "Trace"]
+from ensemble.launcher.tls_files import why_untrusted
+from ensemble.launcher.working_folder import WorkingFolder
 
 # A healthy server is ready after 2 to 4 s on two cores; loading a large model from a cold disk takes longer.
 START_SECONDS = 120.0
-# Given to requests in flight when the server is told to stop: DRAIN_SECONDS by this launcher, after which nothing
-# should be left, and EXIT_TIMEOUT_SECONDS by the server. It also waits so long for idle HTTP connections.
+# Given to requests in flight when the server is told to stop, by this launcher: nothing should be left then. The server
+# itself waits for EXIT_TIMEOUT_SECONDS more.
 DRAIN_SECONDS = 10.0
-EXIT_TIMEOUT_SECONDS = 5
 # tritonserver itself needs some seconds beyond that to take its backends down.
 STOP_SECONDS = DRAIN_SECONDS + EXIT_TIMEOUT_SECONDS + 15.0
-
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Where the traces of one request in `rate` go: url, of an OpenTelemetry collector, OTLP over HTTP."""
-
-    url: str
-    rate: int = 100
-
-    def arguments(self) -> list[str]:
-        """For tritonserver."""
-        return [
-            f"--trace-config={setting}"
-            for setting in (
-                "mode=opentelemetry",
-                "level=TIMESTAMPS",
-                f"rate={self.rate}",
-                f"opentelemetry,url={self.url}",
-                "opentelemetry,resource=service.name=text_classifier",
-            )
-        ]
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """What to serve, and where.
-
-    repository:  the model repository
-    config_name: which <model>/configs/*.pbtxt to prefer over config.pbtxt
-    models:      loaded, with the steps an ensemble needs; nothing else is
-    address:     to listen on; 127.0.0.1 keeps it to this machine
-    *_port:      0 picks a free one
-    admin_key:   opens repository control, shared memory, trace and logging; by default one that nobody else knows
-    tls:         for the gRPC port. This server's HTTP knows no TLS, so with it HTTP listens on 127.0.0.1 only.
-    trace:       of some requests; None is of none
-    """
-
-    repository: Path
-    config_name: str | None = None
-    models: tuple[str, ...] = ("text_classifier",)
-    address: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    admin_key: str = field(default_factory=new_key, repr=False)
-    tls: TlsFiles | None = None
-    trace: Trace | None = None
 
 
 class Server:
@@ -109,10 +56,10 @@ class Server:
         """
         self.options = options
         self._runtime = runtime
-        self.http_address = LOOPBACK if options.tls else options.address
+        self.http_address = options.http_address
         self.http_port, self.grpc_port, self.metrics_port = free_ports(
             {
-                "HTTP_PORT": (self.http_address, options.http_port),
+                "HTTP_PORT": (options.http_address, options.http_port),
                 "GRPC_PORT": (options.address, options.grpc_port),
                 "METRICS_PORT": (options.address, options.metrics_port),
             }
@@ -145,7 +92,9 @@ class Server:
         try:
             self._folder = WorkingFolder(self.options.repository)
             runtime = (self._runtime or find_runtime()).laid_out(self._folder.path)
-            self._process = self._spawned(self._command(runtime, self._folder), runtime.environment, self._folder)
+            ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
+            command = [str(runtime.executable), *self.options.arguments(runtime.backends, self._folder, ports)]
+            self._process = self._spawned(command, runtime.environment, self._folder)
             self._await_ready(self._process)
             # Once more: the stubs of a server that was killed just now have noticed by now.
             self._folder.clear_leftovers()
@@ -202,37 +151,6 @@ class Server:
         if self._process:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _command(self, runtime: Runtime, folder: WorkingFolder) -> list[str]:
-        options = self.options
-        key = f"{','.join(RESTRICTED)}:{HTTP_HEADER}={options.admin_key}"
-        return [
-            str(runtime.executable),
-            f"--model-repository={folder.repository}",
-            f"--backend-directory={runtime.backends}",
-            *([f"--model-config-name={options.config_name}"] if options.config_name else []),
-            "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in options.models),
-            # What is served is what the files say, not what the server would add to them.
-            "--disable-auto-complete-config",
-            "--exit-on-error=true",
-            f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
-            f"--backend-config=python,shm-region-prefix-name={folder.shm_prefix}",
-            f"--http-address={self.http_address}",
-            *(f"--{protocol}-address={options.address}" for protocol in ("grpc", "metrics")),
-            f"--http-port={self.http_port}",
-            f"--grpc-port={self.grpc_port}",
-            f"--metrics-port={self.metrics_port}",
-            f"--http-restricted-api={key}",
-            f"--grpc-restricted-protocol={key}",
-            # Doors that the environment of a cloud could open, and that know no keys.
-            "--allow-vertex-ai=false",
-            "--allow-sagemaker=false",
-            *_tls_arguments(options.tls),
-            *(options.trace.arguments() if options.trace else ()),
-            "--allow-gpu-metrics=true",
-            "--log-info=false",
-        ]
 
     def _spawned(
         self, command: list[str], environment: Mapping[str, str], folder: WorkingFolder
@@ -317,17 +235,6 @@ class Server:
             raise ServerError(
                 f"callers would not trust --tls-certificate {tls.certificate} ({why}): give one that is valid now"
             )
-
-
-def _tls_arguments(tls: TlsFiles | None) -> list[str]:
-    if tls is None:
-        return []
-    return [
-        "--grpc-use-ssl=true",
-        f"--grpc-server-cert={tls.certificate.resolve()}",
-        f"--grpc-server-key={tls.key.resolve()}",
-        *(["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={tls.client_ca.resolve()}"] if tls.client_ca else []),
-    ]
 
 
 def _end_with_parent() -> None:

@@ -27,6 +27,15 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
+    def arguments(self) -> list[str]:
+        """For tritonserver."""
+        return [
+            "--grpc-use-ssl=true",
+            f"--grpc-server-cert={self.certificate.resolve()}",
+            f"--grpc-server-key={self.key.resolve()}",
+            *(["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.client_ca.resolve()}"] if self.client_ca else []),
+        ]
+
     def check(self) -> None:
         """Raises ConfigError naming the option whose file is missing, unreadable or does not fit."""
         files = {"--tls-certificate": self.certificate, "--tls-key": self.key, "--tls-client-ca": self.client_ca}

@@ -16,7 +16,7 @@ from fake_engine import A100, H200, L4, PACKED, PADDED, install_engine, install_
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, ServerError
-from ensemble.launcher import preflight
+from ensemble.launcher import engine_preflight
 from ensemble.launcher.choice import config_name_of
 from ensemble.launcher.gpu import Gpu, Gpus
 from ensemble.launcher.runtime import Runtime
@@ -42,8 +42,8 @@ def repository(exported: Path) -> Path:
 def problems(repository: Path, tensorrt: str | None = "10.5.0", gpus: tuple[Gpu, ...] = (A100,)) -> list[str]:
     """As serve finds them; the repository's path is left out."""
     config_name = config_name_of(Manifest.read(repository / FOLDER / CURRENT).layout)
-    contract, manifest = preflight.sound(repository, config_name)
-    found = preflight.engine_problems(repository, contract, manifest, tensorrt, gpus)
+    contract, manifest = engine_preflight.sound(repository, config_name)
+    found = engine_preflight.engine_problems(repository, contract, manifest, tensorrt, gpus)
     return [problem.replace(f"{repository}/", "") for problem in found]
 
 
@@ -285,15 +285,15 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runtime:
     runtime = Runtime(
         "the embedded server", tmp_path, tmp_path, {}, why_unknown="the embedded server has no TensorRT backend"
     )
-    monkeypatch.setattr(preflight, "find_runtime", lambda: runtime)
-    monkeypatch.setattr(preflight, "visible_gpus", lambda: Gpus((), "NVIDIA's driver: Driver Not Loaded"))
+    monkeypatch.setattr(engine_preflight, "find_runtime", lambda: runtime)
+    monkeypatch.setattr(engine_preflight, "visible_gpus", lambda: Gpus((), "NVIDIA's driver: Driver Not Loaded"))
     return runtime
 
 
 def command(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    preflight.add_arguments(parser)
-    return preflight.run(parser.parse_args(arguments))
+    engine_preflight.add_arguments(parser)
+    return engine_preflight.run(parser.parse_args(arguments))
 
 
 def test_a_sound_repository_is_said_to_be_sound(
@@ -339,7 +339,7 @@ def test_what_cannot_be_checked_is_not_called_sound(
     def none() -> Runtime:
         raise ServerError("the embedded server is not installed")
 
-    monkeypatch.setattr(preflight, "find_runtime", none)
+    monkeypatch.setattr(engine_preflight, "find_runtime", none)
     assert command("--repository", str(repository), "--compute-capability", "8.0") == 3
     assert capsys.readouterr().out == (
         "not checked: the server's TensorRT version (the embedded server is not installed): give --tensorrt-version\n"
@@ -351,9 +351,9 @@ def test_this_machine_is_what_is_checked_by_default(
 ) -> None:
     """Its server's TensorRT and its GPUs."""
     monkeypatch.setattr(
-        preflight, "find_runtime", lambda: Runtime("installed", here.executable, here.backends, {}, "11.0.0")
+        engine_preflight, "find_runtime", lambda: Runtime("installed", here.executable, here.backends, {}, "11.0.0")
     )
-    monkeypatch.setattr(preflight, "visible_gpus", lambda: Gpus((A100,)))
+    monkeypatch.setattr(engine_preflight, "visible_gpus", lambda: Gpus((A100,)))
 
     assert command("--repository", str(repository)) == 1
     assert capsys.readouterr().out == (
