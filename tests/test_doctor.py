@@ -60,7 +60,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             # As others run theirs: what it serves is no secret.
-            patch.setattr("ensemble.launcher.server.RESTRICTED", ("trace",))
+            patch.setattr("ensemble.launcher.options.RESTRICTED", ("trace",))
             options = ServerOptions(repository, models=names, http_port=0, grpc_port=0, metrics_port=0)
             server = stack.enter_context(serving(options))
         yield server
