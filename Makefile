@@ -127,7 +127,7 @@ doctor: .venv/installed  ## examine a model on a server: URL=host:port MODEL_NAM
 	    $${WATCH_SECONDS:+--watch-seconds "$$WATCH_SECONDS"} $${JSON:+--json "$$JSON"}
 
 .PHONY: soak
-soak: $(INSTALLED)  ## hold the server under mixed traffic for MINUTES=20 after a warm-up of 20: does it grow?
+soak: $(INSTALLED)  ## hold the server under mixed traffic for MINUTES=20, after at least 20 of warm-up: does it grow?
 	@$(PY) -m perf soak --minutes "$${MINUTES:-20}"
 
 .PHONY: clean

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from perf.__main__ import main
-from perf.endurance.kills import ANSWERS, End, Kill, Kills, add_arguments, back_after
+from perf.endurance import kills as module
+from perf.endurance.kills import ANSWERS, End, Kill, Kills, Launched, add_arguments, back_after
 
 
 def test_every_step_is_killed_and_comes_back(repository: Path, tmp_path: Path, capsys) -> None:
@@ -49,7 +52,7 @@ def test_back_needs_enough_answers() -> None:
 
 
 @pytest.fixture
-def kills(tmp_path: Path) -> Kills:
+def kills() -> Kills:
     """A run with nothing in it yet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repository")
@@ -72,6 +75,25 @@ def test_what_does_not_hold(kills: Kills, kill: Kill, ends: list[End], failed: l
     kills._ends.extend(ends)
 
     assert kills.verdict().failed == failed
+
+
+def test_a_server_that_does_not_come_back_is_not_killed_again(kills: Kills, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's other kills are left out, and the verdict says so of the first."""
+    backs = iter([0.0, None, 0.0, None])
+    monkeypatch.setattr(kills, "_await", lambda busy, since: next(backs))
+    monkeypatch.setattr(kills, "_load", lambda *arguments: None)
+    monkeypatch.setattr(module, "launched", lambda *arguments: nullcontext(Launched(0, "", "", 0)))
+    monkeypatch.setattr(module, "stubs_of", lambda pid: {})
+    monkeypatch.setattr(module, "open_server", lambda *arguments: (Mock(), Mock(classifier="onnx")))
+    monkeypatch.setattr(
+        module.Contract, "read", lambda *arguments: Mock(models=dict.fromkeys("ab", Mock(backend="python")))
+    )
+    monkeypatch.setattr(module.endurance, "prepared", lambda *arguments: None)
+    monkeypatch.setattr(module.reference, "described", lambda expected: {})
+
+    kills.measure(Mock())
+
+    assert kills.verdict().failed == ["a, kill 1: not back", "b, kill 2: not back"]
 
 
 def test_nothing_killed_is_no_verdict(kills: Kills) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc
-import trustme
 from fake_engine import A100, H200, install_engine
 from serve_command import Serve, choice_line, ready_line
 from triton_requests import texts_input
@@ -19,7 +18,7 @@ from triton_requests import texts_input
 from ensemble import Client
 from ensemble import serve as serve_command
 from ensemble.__main__ import main
-from ensemble.errors import PipelineError, ServerError
+from ensemble.errors import ServerError
 from ensemble.launcher import runtime
 from ensemble.launcher.choice import Choice
 from ensemble.launcher.gpu import Gpus
@@ -212,26 +211,6 @@ def test_an_address_or_port_that_cannot_be_used_is_named(serve: Serve, arguments
 
     assert process.returncode == 1
     assert re.match(message, errors) and errors.count("\n") == 1
-
-
-def test_tls_is_served_and_said(serve: Serve, tmp_path: Path) -> None:
-    """The files given to the command reach the port, and its own supervisor asks over TLS too."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    files = {name: tmp_path / name for name in ("ca.pem", "server.pem", "server.key")}
-    authority.cert_pem.write_to_path(str(files["ca.pem"]))
-    files["server.pem"].write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(str(files["server.key"]))
-
-    process = serve("--tls-certificate", str(files["server.pem"]), "--tls-key", str(files["server.key"]))
-
-    url = re.search(r"grpc (\S+) \(TLS\),", ready_line(process))[1]
-    with Client(url, ssl=True, root_certificates=files["ca.pem"]) as client:
-        assert client.classify("good")[0].label == "positive"
-    with Client(url, retries=0) as client, pytest.raises(PipelineError):
-        client.classify("good")
-    process.terminate()
-    assert process.wait(timeout=60) == 0
 
 
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(serve: Serve, monkeypatch) -> None:

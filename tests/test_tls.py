@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +18,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from serve_command import Serve, ready_line
 
 from ensemble import AsyncClient, Client, InvalidRequest, RequestFailed
 from ensemble.__main__ import main
+from ensemble.errors import PipelineError
 from ensemble.launcher.options import ServerOptions
 from ensemble.launcher.server import Server
 from ensemble.launcher.tls_files import TlsFiles
@@ -168,6 +171,17 @@ def test_server_without_tls(server, files, label):
     """A client that speaks TLS to a server that does not is told so."""
     with pytest.raises(RequestFailed, match=f"{server.url} speaks no TLS .*: leave ssl out"):
         label(server.url, ssl=True, root_certificates=files.roots)
+
+
+def test_the_serve_command(serve: Serve, files: Files) -> None:
+    """The files given to it reach the port, and the line that says where it listens has it."""
+    process = serve("--tls-certificate", str(files.server), "--tls-key", str(files.server_key))
+
+    url = re.search(r"grpc (\S+) \(TLS\),", ready_line(process))[1]
+    with Client(url, ssl=True, root_certificates=files.roots) as client:
+        assert client.classify("good")[0].label == "positive"
+    with Client(url, retries=0) as client, pytest.raises(PipelineError):
+        client.classify("good")
 
 
 def test_classify_command(mutual_url, files, capsys):

@@ -132,15 +132,18 @@ class Kills:
                 launched(args.repository, choice.classifier) as launched_server,
                 workers(args.clients, partial(self._load, launched_server, asker)) as busy,
             ):
-                self._await(busy, time.monotonic())
+                if self._await(busy, time.monotonic()) is None:
+                    raise ServerError(f"the server does not answer under load: {self._tally.described()['outcomes']}")
                 for times in range(1, args.times + 1):
                     _wait(busy, rng.uniform(*PAUSE))
                     killed = time.monotonic()
-                    for pid in stubs_of(launched_server.pid)[step]:
+                    for pid in stubs_of(launched_server.pid).get(step, ()):
                         os.kill(pid, signal.SIGKILL)
-                    self.kills.append(Kill(step, self._await(busy, killed)))
+                    self.kills.append(kill := Kill(step, self._await(busy, killed)))
                     says = f"{step} killed {times} times, {self._tally.faulty} faults"
                     bar.update(task, description=says, advance=1)
+                    if kill.back is None:
+                        break  # there may be nothing left to kill
 
     def verdict(self) -> Verdict:
         """Of what there is; fills the result too."""

@@ -38,8 +38,8 @@ from perf.gpu_check import positive
 
 # Per cent of a process's memory an hour.
 LIMIT = 1.0
-# A warm-up, unless it is said: a share of the measured time, and at least so long. In a quarter of an hour under this
-# traffic the server's 45 MB still grew by steps of 0.2 MB, after that by 0.02 MB in eight minutes.
+# A warm-up, unless it is said: a share of the measured time, and at least so long. In twenty minutes under this
+# traffic the server's 45 MB still grew by steps of 0.2 MB, after that by 0.02 MB in eight.
 WARM_UP_SHARE, WARM_UP_MINUTES = 0.25, 20.0
 # For the request that makes every process as large as it gets.
 PRIME_SECONDS = 600.0
