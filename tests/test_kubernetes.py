@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from conftest import ROOT
-from test_containers import arguments_of, compose
+from container_files import arguments_of, compose
 
 from ensemble import probe, serve
 from ensemble.contract import Contract
