@@ -13,11 +13,11 @@ import argparse
 import time
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from ensemble.handlers.onnx_classifier import OnnxClassifier
+from perf import terminal
 from perf.in_process import classifier, cost_model
 
 # From one short row to as much as a batch may hold; each shape costs about the same range of time.
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
         fitted = per_token * (rows * length + attention_cost * rows * length**2 + pass_cost)
         table.add_row(f"{rows} x {length}", f"{value * 1e3:.1f}", f"{fitted * 1e3:.1f}")
     served = cost_model(args.repository)
-    Console().print(
+    terminal.console().print(
         table,
         f"attention_cost {attention_cost:.4f} (served with {served.attention_cost}), pass_cost {pass_cost:.0f} (served "
         f"with {served.pass_cost:.0f}), {1 / per_token:,.0f} tokens/s of linear work",

@@ -142,7 +142,7 @@ class GpuCheck:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
         with (
             Clients(self._args.client_processes) as clients,
-            Progress(*columns, TimeElapsedColumn(), transient=True) as progress,
+            terminal.progress(*columns, TimeElapsedColumn()) as progress,
         ):
             task = progress.add_task("", total=points * len(names))
             for done, name in enumerate(names, start=1):

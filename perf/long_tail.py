@@ -14,11 +14,11 @@ import statistics
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from ensemble.samples import long_samples, short_samples
+from perf import terminal
 from perf.in_process import classifier, rows_of
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     table = Table("batch", "seconds", "over the sum of its parts")
     for name, value in seconds.items():
         table.add_row(name, f"{value:.3f}", f"{value / parts:.2f}" if name.startswith("all") else "")
-    Console().print(f"short texts: mean {sum(map(len, short)) / len(short):.0f} tokens", table)
+    terminal.console().print(f"short texts: mean {sum(map(len, short)) / len(short):.0f} tokens", table)
 
 
 def medians(what: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ensemble.handlers.onnx_classifier import OnnxClassifier
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     """Search and print. Raises PipelineError if an answer of a batch differs."""
     search = Search(classifier(args.repository), np.random.default_rng(args.seed), args.tokens)
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, transient=True) as progress:
+    with terminal.progress(*columns) as progress:
         task = progress.add_task("searching", total=args.seconds)
         for tried in search.steps(args.seconds):
             what = f"{tried} mixes, worst {min(search.seen.values()):.2f}"

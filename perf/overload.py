@@ -23,8 +23,6 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
@@ -33,6 +31,7 @@ from ensemble.errors import PipelineError
 from ensemble.launcher.server import Server
 from ensemble.samples import load_samples, short_samples
 from ensemble.serve import open_server
+from perf import terminal
 from perf.closed_loop import CHANNEL, REQUEST_SECONDS
 from perf.endurance import server_processes
 from perf.in_process import classifier, rows_of
@@ -97,7 +96,7 @@ async def _measure(
 ) -> dict[str, Any]:
     async with grpc.aio.insecure_channel(server.url, options=CHANNEL) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        with Progress(transient=True) as progress:
+        with terminal.progress() as progress:
             task = progress.add_task("unloaded", total=None)
             unloaded = await _closed(stub, messages, 1, UNLOADED_SECONDS)
             progress.update(task, description="capacity")
@@ -239,7 +238,7 @@ def _message(texts: Sequence[str]) -> service_pb2.ModelInferRequest:
 
 
 def _print(figures: dict[str, Any]) -> None:
-    console = Console()
+    console = terminal.console()
     table = Table("", "requests", "p50 ms", "p99 ms", "longest ms", "p99 over unloaded")
     base = figures["unloaded_ms"]["p99"]
     for name in ("unloaded", "let in", "refused", "refused from sent", "after"):

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -24,7 +23,7 @@ from ensemble.handlers.onnx_classifier import OnnxClassifier
 from ensemble.handlers.packing import Ids
 from ensemble.samples import load_samples, short_samples
 from ensemble.serve import open_server
-from perf import closed_loop
+from perf import closed_loop, terminal
 from perf.in_process import classifier, rows_of
 
 BATCH = 64
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
             )
     finally:
         server.stop()
-    Console().print(table)
+    terminal.console().print(table)
 
 
 def _pair(url: str, classify: OnnxClassifier, texts: Sequence[str], rows: Sequence[Ids]) -> tuple[float, float]:

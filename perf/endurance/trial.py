@@ -87,9 +87,7 @@ def run(
 ) -> int:
     """Measure into `result`, judge, write and print; the verdict's exit code, or that of the signal that ended it."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=terminal.console(), transient=True
-    ) as bar:
+    with terminal.progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
         code = interrupts.kept(lambda: measure(bar))
     found = verdict()
     result |= {"complete": code == 0, **found.described()}

@@ -21,14 +21,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
 from ensemble.contract import ENSEMBLE
 from ensemble.errors import PipelineError, ServerError
 from ensemble.launcher.gpu import Gpus, visible_gpus
 from ensemble.launcher.server import Server
-from perf import arithmetic, closed_loop, in_process, interrupts, record
+from perf import arithmetic, closed_loop, in_process, interrupts, record, terminal
 from perf.deployments import DEPLOYMENTS, Deployment, open_deployment
 from perf.experiment import caveats as experiment_caveats
 from perf.experiment import perf_analyzer
@@ -121,7 +121,7 @@ class Experiment:
         minutes = self._settings.most_minutes
         deadline = math.inf if minutes is None else self._begun + minutes * 60
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} points")
-        with Progress(*columns, TimeElapsedColumn(), transient=True) as progress:
+        with terminal.progress(*columns, TimeElapsedColumn()) as progress:
             task = progress.add_task("", total=total)
             self._progress = lambda what: progress.update(task, description=what, completed=len(self.result["rows"]))
             self._progress("the machine's own ceiling")
