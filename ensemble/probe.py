@@ -2,7 +2,7 @@
 """Ask a running server for one classification over gRPC, as its callers do: exit code 0 if the answer came, else 1.
 
 A server whose models died goes on saying that it is ready. Runs every few seconds, so it imports gRPC and little else,
-neither numpy nor tritonclient; a request that never changes needs neither.
+neither numpy nor tritonclient; a request that never changes needs neither. TLS files are checked as for `Client`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import re
 import time
 from pathlib import Path
 
-from ensemble.errors import Unavailable
+from ensemble.client.options import TLS_FILES, ClientOptions
+from ensemble.errors import InvalidRequest, Unavailable
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 # A ModelInferRequest: `text`, BYTES [1, 1], for `probabilities` of text_classifier.
@@ -58,8 +59,8 @@ def why_unhealthy(args: argparse.Namespace) -> str | None:
         options.append(("grpc.ssl_target_name_override", args.server_name))
     try:
         credentials = _credentials(args)
-    except OSError as error:
-        return f"{error.filename} cannot be read ({error.strerror})"
+    except InvalidRequest as error:
+        return str(error)
     if credentials is None:
         channel = grpc.insecure_channel(args.url, options)
     else:
@@ -80,12 +81,14 @@ def why_unhealthy(args: argparse.Namespace) -> str | None:
 
 
 def _credentials(args: argparse.Namespace) -> object | None:
-    """Of TLS; None where nothing asks for it. Raises OSError."""
+    """Of TLS; None where nothing asks for it. Raises InvalidRequest, as Client does: gRPC would end the process."""
     import grpc
 
-    files = (args.root_certificates, args.private_key, args.certificate_chain)
-    if not (args.ssl or args.server_name or any(files)):
+    given = {name: getattr(args, name) for name in (*TLS_FILES, "server_name")}
+    if not (args.ssl or any(given.values())):
         return None
+    ClientOptions(ssl=True, **given)
+    files = (args.root_certificates, args.private_key, args.certificate_chain)
     credentials: object = grpc.ssl_channel_credentials(*(file and file.read_bytes() for file in files))
     return credentials
 

@@ -140,14 +140,29 @@ def test_a_certificate_that_is_missing_is_named(capsys: pytest.CaptureFixture[st
     """As a reason to be unhealthy."""
     assert main(["probe", "--root-certificates", "/nowhere/ca.pem"]) == 1
 
-    assert capsys.readouterr().err == ("error: unhealthy: /nowhere/ca.pem cannot be read (No such file or directory)\n")
+    assert capsys.readouterr().err == (
+        "error: unhealthy: root_certificates: cannot read /nowhere/ca.pem: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize("given", ["--certificate-chain", "--private-key"])
+def test_half_of_a_certificate_is_unhealthy(given: str) -> None:
+    """In a process of its own, because gRPC ends the one that asks it for this."""
+    command = [sys.executable, "-m", "ensemble", "probe", "--url", "127.0.0.1:9", given, __file__]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: unhealthy: certificate_chain and private_key go together: give both, or neither\n",
+    )
 
 
 def test_little_is_imported_for_it() -> None:
     """It runs every few seconds beside a busy server: nothing of the other commands, and nothing that serves."""
     code = (
         "import sys; from ensemble.__main__ import main; main(['probe', '--url', '127.0.0.1:9']); "
-        "print([name for name in ('torch', 'rich', 'ensemble.launcher.server', 'ensemble.classify') if name in sys.modules])"
+        "print([name for name in ('torch', 'rich', 'numpy', 'tritonclient', 'ensemble.launcher.server', 'ensemble.classify') if name in sys.modules])"
     )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -194,6 +194,53 @@ def test_classify_command(mutual_url, files, capsys):
     assert "certificate_chain and private_key" in "".join(capsys.readouterr())
 
 
+def test_a_probe_with_the_right_files_is_answered(servers, files, capsys):
+    """By a server that only shows its certificate, by its other name, and by one that wants to see the probe's too."""
+    roots = ["--root-certificates", str(files.roots)]
+    shown = ["--certificate-chain", str(files.client), "--private-key", str(files.client_key)]
+
+    assert main(["probe", "--url", servers[0].url, *roots]) == 0
+    assert main(["probe", "--url", servers[0].url, *roots, "--server-name", NAME]) == 0
+    assert main(["probe", "--url", servers[1].url, *roots, *shown]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+PROBE_REFUSALS = {
+    "plaintext": (0, lambda files, strangers: [], "UNAVAILABLE"),
+    "no authority": (0, lambda files, strangers: ["--ssl"], "CERTIFICATE_VERIFY_FAILED"),
+    "wrong authority": (
+        0, lambda files, strangers: ["--root-certificates", strangers.roots], "CERTIFICATE_VERIFY_FAILED",
+    ),
+    "wrong name": (
+        0, lambda files, strangers: ["--root-certificates", files.roots, "--server-name", "other.example"],
+        "Hostname Verification Check failed",
+    ),
+    "no certificate": (1, lambda files, strangers: ["--root-certificates", files.roots], "UNAVAILABLE"),
+    "certificate of strangers": (
+        1,
+        lambda files, strangers: [
+            "--root-certificates", files.roots,
+            "--certificate-chain", strangers.client, "--private-key", strangers.client_key,
+        ],
+        "UNAVAILABLE",
+    ),
+    "another key": (
+        1,
+        lambda files, strangers: ["--certificate-chain", files.client, "--private-key", files.server_key],
+        "server.key is not the key of .*client.pem",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROBE_REFUSALS)
+def test_a_probe_with_other_files_is_not(servers, files, strangers, capsys, case):
+    """Exit code 1, and one line that says why."""
+    which, options, message = PROBE_REFUSALS[case]
+
+    assert main(["probe", "--url", servers[which].url, *map(str, options(files, strangers))]) == 1
+    assert re.fullmatch(f"error: unhealthy: .*{message}.*\n", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
