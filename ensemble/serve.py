@@ -7,9 +7,11 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from ensemble.artifacts import CURRENT, FOLDER, MANIFEST, Manifest
 from ensemble.contract import Contract
@@ -18,12 +20,12 @@ from ensemble.launcher.admin_key import GRPC_HEADER, HTTP_HEADER, new_key, read_
 from ensemble.launcher.choice import CLASSIFIERS, Choice, choose
 from ensemble.launcher.engine_preflight import engine_problems
 from ensemble.launcher.gpu import visible_gpus
-from ensemble.launcher.options import ServerOptions
+from ensemble.launcher.options import ServerOptions, Trace
 from ensemble.launcher.pipeline_question import PipelineQuestion
 from ensemble.launcher.preflight import check_tokenizer, sound, unguarded
 from ensemble.launcher.room import check_shared_memory
 from ensemble.launcher.runtime import find_runtime
-from ensemble.launcher.server import Server
+from ensemble.launcher.server import DRAIN_SECONDS, Server
 from ensemble.launcher.supervisor import Supervisor
 from ensemble.launcher.tls_files import TlsFiles
 
@@ -78,38 +80,46 @@ def add_classifier(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop: 0, or 1 if a second signal cut that short.
+    """Serve until told to stop: 0, or 1 if requests in flight were lost, to a second signal or for time.
 
     A start that fails, and a server that ends by itself or whose models cannot be healed, raise ServerError.
     """
     service = prepare(args.repository, args.classifier, _options(args), log=_to_stderr)
     server, choice = service.server, service.choice
-    print(choice.why, flush=True)
+    _say(choice.why)
     if warning := unguarded(args.repository):
         _to_stderr(warning)
-    signals = _Signals(server)
+    signals, lost = _Signals(server), False
     try:
         server.start()
         PipelineQuestion(server.api, service.contract).check_answer(len(service.manifest.labels), FIRST_ANSWER_SECONDS)
         supervisor = Supervisor(server, service.contract, _to_stderr)
-        print(
+        _say(
             f"ready: text_classifier ({choice.classifier}) at grpc {server.url}{' (TLS)' if args.tls_key else ''}, "
             f"http {server.http_address}:{server.http_port}, metrics {args.address}:{server.metrics_port}/metrics; "
-            "Ctrl-C stops it",
-            flush=True,
+            "Ctrl-C stops it"
         )
         supervisor.run()
     except Stop:
         _to_stderr("stopping: answering what is in flight; a second signal ends at once")
-        server.stop()
-        _to_stderr("stopped" if not signals.second else "stopped at once: what was in flight is lost")
+        lost = not server.stop() or signals.second
+        if signals.second:
+            _to_stderr("stopped at once: what was in flight is lost")
+        elif lost:
+            _to_stderr(f"stopped: what was not answered within {DRAIN_SECONDS:.0f} s may be lost")
+        else:
+            _to_stderr("stopped")
     finally:
+        signals.first = True  # from here on there is nothing to stop in order
         server.kill()
-    return 1 if signals.second else 0
+    return int(lost)
 
 
 class _Signals:
-    """The first SIGINT, SIGTERM or SIGHUP (the terminal is gone) raises Stop; later ones end the server at once."""
+    """The first SIGINT, SIGTERM or SIGHUP (the terminal is gone) raises Stop; a later one ends the server at once.
+
+    But for SIGHUP: for one terminal it comes twice, from the kernel and from the shell.
+    """
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -121,8 +131,9 @@ class _Signals:
         if not self.first:
             self.first = True
             raise Stop
-        self.second = True
-        self.server.end_processes()
+        if number != signal.SIGHUP:
+            self.second = True
+            self.server.end_processes()
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,7 @@ def _options(args: argparse.Namespace) -> ServerOptions:
         metrics_port=args.metrics_port,
         admin_key=key,
         tls=tls,
+        trace=Trace(args.trace_url, args.trace_rate) if args.trace_url else None,
     )
 
 
@@ -190,8 +202,14 @@ def _installed(repository: Path) -> Manifest | None:
     return Manifest.read(folder) if (folder / MANIFEST).is_file() else None
 
 
+def _say(line: str, stream: TextIO | None = None) -> None:
+    """To stdout, or to `stream`. Whoever read it may be gone, a terminal or a pipe: that is no reason not to serve."""
+    with suppress(OSError):
+        print(line, file=stream, flush=True)
+
+
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    _say(line, sys.stderr)
 
 
 def _port(text: str) -> int:

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import queue
 import re
 import signal
 import socket
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -23,7 +29,7 @@ from ensemble.launcher.server import Server
 @pytest.mark.parametrize(
     ("number", "classifier"),
     [(signal.SIGINT, "onnx"), (signal.SIGTERM, "baseline"), (signal.SIGHUP, "onnx")],
-    ids=["Ctrl-C", "SIGTERM", "a closed terminal"],
+    ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
 )
 def test_a_signal_ends_it_and_leaves_nothing(
     serve: Serve, tmp_path: Path, number: signal.Signals, classifier: str
@@ -48,6 +54,45 @@ def test_a_signal_ends_it_and_leaves_nothing(
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", int(url.split(":")[1])))
+
+
+def test_a_closed_terminal_ends_it_in_order(repository: Path, tmp_path: Path) -> None:
+    """It can say nothing any more, and answers what is in flight all the same: exit code 0, nothing left."""
+    master, terminal = pty.openpty()
+    ports = [argument for name in ("http", "grpc", "metrics") for argument in (f"--{name}-port", "0")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ensemble", "serve", "--repository", str(repository), "--classifier", "onnx", *ports],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    try:
+        said = b""
+        while not (found := re.search(rb"ready: .* grpc (\S+),", said)):
+            said += os.read(master, 4096)
+        processes = descendants(process.pid)
+        with grpc.InferenceServerClient(found[1].decode()) as client:
+            answers: queue.Queue = queue.Queue()
+            for _ in range(8):
+                client.async_infer(
+                    "text_classifier", [texts_input(["word " * 100])], lambda result, error: answers.put(error)
+                )
+            errors = [answers.get(timeout=60)]  # so the others are in
+
+            os.close(master)
+
+            errors += [answers.get(timeout=60) for _ in range(7)]
+        assert errors == [None] * 8
+        assert process.wait(timeout=40) == 0
+        assert all_end(processes)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
+import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,6 +263,77 @@ def test_a_parameter_the_handler_refuses_ends_the_start_with_its_reason(serve: S
         "set it to a number of at least 0 in config.pbtxt"
     )
     assert "Traceback" not in errors
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
+    """In the place of the server that the command, run in this process, would start. Signals are as before after it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    class Pretended(Server):
+        pass
+
+    monkeypatch.setattr(serve_command, "Server", Pretended)
+    yield Pretended
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_what_may_be_lost_at_the_end_is_told(
+    pretended: type[Server], repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests in flight were not done in time: exit code 1."""
+
+    def told_to_stop(server: Server) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(pretended, "start", told_to_stop)
+    monkeypatch.setattr(pretended, "stop", lambda server: False)
+
+    assert main(["serve", "--repository", str(repository), "--classifier", "onnx"]) == 1
+    assert capsys.readouterr().err.endswith("\nstopped: what was not answered within 10 s may be lost\n")
+
+
+def test_every_option_reaches_the_server(
+    pretended: type[Server], repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them changes what the server is started with."""
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    key.chmod(0o600)
+    tls = ["--tls-certificate", "c.pem", "--tls-key", "k.pem"]
+    given = {
+        "--classifier": ["baseline"],
+        "--address": ["0.0.0.0"],
+        "--http-port": ["9000"],
+        "--grpc-port": ["9001"],
+        "--metrics-port": ["9002"],
+        "--admin-key-file": [str(key)],
+        "--trace-url": ["http://127.0.0.1:4318/v1/traces"],
+        "--trace-rate": ["7", "--trace-url", "http://127.0.0.1:4318/v1/traces"],
+        "--tls-certificate": ["c.pem", "--tls-key", "k.pem"],
+        "--tls-key": ["k.pem", "--tls-certificate", "c.pem"],
+        "--tls-client-ca": ["ca.pem", *tls],
+    }
+    started: list[ServerOptions] = []
+
+    def start(server: Server) -> None:
+        started.append(replace(server.options, admin_key="given" if len(server.options.admin_key) == 32 else ""))
+        raise ServerError("enough")
+
+    monkeypatch.setattr(pretended, "start", start)
+
+    def options_of(*arguments: str) -> ServerOptions:
+        assert main(["serve", "--repository", str(repository), *arguments]) == 1
+        return started.pop()
+
+    plain = options_of()
+    parser = argparse.ArgumentParser()
+    serve_command.add_arguments(parser)
+    known = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    assert known - {"--help", "--repository"} == given.keys()
+    for option, values in given.items():
+        assert options_of(option, *values) != plain, option
 
 
 @pytest.mark.parametrize(

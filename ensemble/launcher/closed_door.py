@@ -33,17 +33,18 @@ class TritonPythonModel:
 LOAD_SECONDS = 10.0
 
 
-def drain(api: ServerApi, pid: Callable[[], int | None], models: Iterable[str], seconds: float) -> None:
-    """Returns once nothing that went through the ensembles among `models` is in flight, or after about `seconds`.
+def drain(api: ServerApi, pid: Callable[[], int | None], models: Iterable[str], seconds: float) -> bool:
+    """True once nothing that went through the ensembles among `models` is in flight; False if it is after `seconds`.
 
     pid: of the server, None once it has ended. Raises NoAnswer or Refused if the server does not cooperate.
     """
-    deadline = time.monotonic() + seconds
     firsts = {first for model in models if (first := api.first_step(model))}
     old = {stub for first in firsts for stub in stubs_of(pid() or -1).get(first, ())}
     for first in firsts:
         api.replace(first, REFUSE, LOAD_SECONDS)
+    deadline = time.monotonic() + seconds
     while (server := pid()) and time.monotonic() < deadline:
         if not old & set().union(*stubs_of(server).values()):
-            return
+            return True
         time.sleep(0.02)
+    return False

@@ -94,8 +94,7 @@ class Server:
             runtime = (self._runtime or find_runtime()).laid_out(self._folder.path)
             ports = {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
             command = [str(runtime.executable), *self.options.arguments(runtime.backends, self._folder, ports)]
-            self._process = self._spawned(command, runtime.environment, self._folder)
-            self._await_ready(self._process)
+            self._await_ready(self._spawned(command, runtime.environment, self._folder))
             # Once more: the stubs of a server that was killed just now have noticed by now.
             self._folder.clear_leftovers()
         except OSError as error:
@@ -119,19 +118,25 @@ class Server:
                 return
             if self._reader:
                 self._reader.join(timeout=5)
-            raise ServerError(f"the server ended by itself (exit code {code}): {reason(self._tail)}")
+            raise ServerError(f"the server ended by itself (exit code {code}): {reason(list(self._tail))}")
 
-    def stop(self) -> None:
-        """Refuse new requests, let those in flight finish, then end the server and whatever it started."""
+    def stop(self) -> bool:
+        """Refuse new requests, let those in flight finish, then end the server and whatever it started.
+
+        False if some of those in flight may be lost: they were not done DRAIN_SECONDS after the door was shut.
+        """
+        drained = True
         if self._process and self._process.poll() is None:
             deadline = time.monotonic() + STOP_SECONDS
             if self._ready.is_set():
+                drained = False
                 with suppress(NoAnswer, Refused):  # it does not answer: it is told to stop all the same
-                    drain(self.api, lambda: self.pid, self.options.models, DRAIN_SECONDS)
+                    drained = drain(self.api, lambda: self.pid, self.options.models, DRAIN_SECONDS)
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(1.0, deadline - time.monotonic()))
         self.kill()
+        return drained
 
     def kill(self) -> None:
         """End the server at once and clear away what it leaves: processes, shared memory, its working folder."""
@@ -184,7 +189,14 @@ class Server:
 
         self._reader = threading.Thread(target=run, daemon=True)
         self._reader.start()
-        return spawned.result()
+        try:
+            self._process = spawned.result()
+        except BaseException:
+            # A signal, perhaps: what was about to start is then known to kill().
+            with suppress(Exception):
+                self._process = spawned.result()
+            raise
+        return self._process
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -202,7 +214,7 @@ class Server:
             if process.poll() is not None:
                 if self._reader:
                     self._reader.join(timeout=5)
-                raise ServerError(f"the server did not start: {reason(self._tail)}")
+                raise ServerError(f"the server did not start: {reason(list(self._tail))}")
             if not hidden and self._tail:  # it has written something, so it has read its arguments
                 hidden = hide(process.pid, self.options.admin_key)
             try:
@@ -214,7 +226,7 @@ class Server:
             except NoAnswer:
                 pass  # not listening yet
             time.sleep(0.05)
-        raise ServerError(f"the server was not ready within {START_SECONDS:.0f} s: {reason(self._tail)}")
+        raise ServerError(f"the server was not ready within {START_SECONDS:.0f} s: {reason(list(self._tail))}")
 
     def _serves_metrics(self) -> bool:
         """Whether the port that the server opens last is open."""
