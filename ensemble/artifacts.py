@@ -19,7 +19,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ensemble.errors import ConfigError
 
@@ -44,6 +44,29 @@ LINKS = {
 FP16_ONNX = "model.fp16.onnx"
 
 
+def _check_types(value: Any) -> None:
+    """Raises TypeError with the first field of a dataclass that is not of the type it is declared with."""
+    for name, declared in get_type_hints(type(value)).items():
+        if not _fits(getattr(value, name), declared):
+            raise TypeError(f"{name} is {getattr(value, name)!r:.60}, not {declared}")
+
+
+def _fits(value: object, declared: Any) -> bool:
+    """Whether a value out of JSON is of a type as dataclasses here declare them."""
+    origin, inner = get_origin(declared), get_args(declared)
+    if declared is Any:
+        return True
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items()
+        )
+    if inner:
+        return any(_fits(value, choice) for choice in inner)  # Engine | None
+    return isinstance(value, declared) and not (declared is int and isinstance(value, bool))
+
+
 @dataclass(frozen=True)
 class Engine:
     """What model.plan was built with and for; a plan runs nowhere else.
@@ -61,16 +84,12 @@ class Engine:
     onnx_sha256: str
     profile: dict[str, dict[str, list[int]]]
 
-    @classmethod
-    def of(cls, profile: dict[str, dict[str, list[int]]], **texts: str) -> Engine:
-        """From JSON. Raises AttributeError, TypeError or ValueError for what is not of these types."""
-        shapes = {
-            str(name): {bound: [int(size) for size in ranges[bound]] for bound in ("min", "opt", "max")}
-            for name, ranges in profile.items()
-        }
-        if not all(isinstance(text, str) for text in texts.values()):
-            raise TypeError(f"engine: {texts} are not all texts")
-        return cls(profile=shapes, **texts)
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for what is not of these types: it is read from JSON."""
+        _check_types(self)
+        for name, shapes in self.profile.items():
+            if shapes.keys() != {"min", "opt", "max"}:
+                raise ValueError(f"engine: the profile of {name} has {sorted(shapes)}, not min, opt and max")
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,10 @@ class Manifest:
     parity: list[dict[str, Any]] = field(default_factory=list)
     engine: Engine | None = None
 
+    def __post_init__(self) -> None:
+        """Raises TypeError for what is not of these types: it is read from JSON."""
+        _check_types(self)
+
     def write(self, folder: Path) -> None:
         """Write model.json into a folder."""
         (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -113,7 +136,7 @@ class Manifest:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             if values.get("engine") is not None:
-                values["engine"] = Engine.of(**values["engine"])
+                values["engine"] = Engine(**values["engine"])
             return cls(**values)
         except FileNotFoundError:
             raise ConfigError(f"{file} is missing: run make export") from None

@@ -22,7 +22,7 @@ from ensemble.launcher.engine_preflight import engine_problems
 from ensemble.launcher.gpu import visible_gpus
 from ensemble.launcher.options import ServerOptions, Trace
 from ensemble.launcher.pipeline_question import PipelineQuestion
-from ensemble.launcher.preflight import check_tokenizer, sound, unguarded
+from ensemble.launcher.preflight import check_tokenizer, legible, sound, unguarded
 from ensemble.launcher.room import check_shared_memory
 from ensemble.launcher.runtime import find_runtime
 from ensemble.launcher.server import DRAIN_SECONDS, Server
@@ -146,6 +146,7 @@ class Service:
     manifest: Manifest
 
 
+@legible()
 def prepare(
     repository: Path, asked: str, options: ServerOptions, *, log: Callable[[str], None] = lambda line: None
 ) -> Service:

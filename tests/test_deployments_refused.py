@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -16,14 +17,15 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import trustme
 
-from ensemble import artifacts
 from ensemble.__main__ import main
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError, PipelineError, ServerError
@@ -128,6 +130,21 @@ def files_of_two_exports(repository: Path) -> None:
         ),
         (files_of_two_exports, "REPOSITORY mixes files of 2 exports: run make export"),
         (
+            manifest(max_length="512"),
+            "text_classifier/artifacts/current/model.json cannot be read (max_length is '512', not <class 'int'>): run "
+            "make export",
+        ),
+        (
+            manifest(vocab_size=None),
+            "text_classifier/artifacts/current/model.json cannot be read (vocab_size is None, not <class 'int'>): run "
+            "make export",
+        ),
+        (
+            manifest(sha256=[]),
+            "text_classifier/artifacts/current/model.json cannot be read (sha256 is [], not dict[str, str]): run make "
+            "export",
+        ),
+        (
             manifest(vocab_size=30000),
             "tokenizer/1/tokenizer.json has 30522 tokens, the model has vocab_size 30000 in model.json: run make "
             "export again",
@@ -158,18 +175,37 @@ def test_what_was_deployed_does_not_fit(deployed: Path, damage: Damage, message:
     assert refusal(deployed) == message
 
 
-def test_a_file_that_may_not_be_read_is_named(deployed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is where root exported and somebody else serves. (Root, who may run this test, reads everything.)"""
+@contextmanager
+def anybody() -> Iterator[None]:
+    """As a user who may not read everything; who runs this test may be root."""
+    if root := os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
 
-    def denied(file: Path) -> str:
-        raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr(artifacts, "sha256_of", denied)
+@pytest.mark.parametrize(
+    "place",
+    ["", "tokenizer", "classifier/configs", "classifier/configs/cpu.pbtxt", "text_classifier/artifacts",
+     f"{CURRENT}/model.json", f"{CURRENT}/model.onnx", f"{CURRENT}/tokenizer.json"],
+)  # fmt: skip
+def test_a_file_or_folder_that_may_not_be_read_is_named(repository: Path, place: str) -> None:
+    """As it is where root exported and somebody else serves."""
+    with TemporaryDirectory() as folder:  # unlike tmp_path, where everybody may look into
+        Path(folder).chmod(0o755)
+        copy = Path(shutil.copytree(repository, f"{folder}/deployed", symlinks=True))
+        mode = (copy / place).stat().st_mode
+        (copy / place).chmod(0)
 
-    assert refusal(deployed).endswith(
-        "model.onnx cannot be read (Permission denied): make it readable for the user who serves, or run make export "
-        "again"
-    )
+        with anybody():
+            message = refusal(copy)
+
+        (copy / place).chmod(mode)
+    assert re.search(r"cannot be read \(.*Permission denied.*\)", message) and message.count("\n") == 0
+    assert place.removeprefix(CURRENT) in message
 
 
 def test_too_little_shared_memory_is_refused(deployed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ensemble.contract import Contract
 from ensemble.errors import ServerError
 from ensemble.launcher.choice import config_name_of
 from ensemble.launcher.gpu import Gpu, Gpus, visible_gpus
-from ensemble.launcher.preflight import sound
+from ensemble.launcher.preflight import legible, sound
 from ensemble.launcher.runtime import find_runtime
 
 # Where the TensorRT config looks for the plan, and Triton for what keeps one long text from making a batch dear.
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@legible()
 def run(args: argparse.Namespace) -> int:
     """Print a line for each problem and for each thing that could not be checked; see --help for the exit code.
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ensemble.artifacts import MANIFEST, Manifest, verify
@@ -14,19 +16,26 @@ TEXT_BATCHING = Path("tokenizer/batchstrategy.so")
 TOKENIZER = Path("tokenizer/1/tokenizer.json")
 
 
+@contextmanager
+def legible() -> Iterator[None]:
+    """Around what reads a repository: ConfigError in the place of OSError, with the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be read ({error.strerror}): make it readable for the user who serves, or run "
+            "make export again"
+        ) from error
+
+
+@legible()
 def sound(repository: Path, config_name: str | None) -> tuple[Contract, Manifest]:
     """The configs and the manifest of what is installed, once they are known to fit each other: for every classifier.
 
     Raises ConfigError.
     """
     contract = Contract.read(repository, config_name)
-    try:
-        manifest = verify(repository, contract.models)
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename} cannot be read ({error.strerror}): make it readable for the user who serves, or run "
-            "make export again"
-        ) from error
+    manifest = verify(repository, contract.models)
     if manifest.max_length > contract.max_sequence_length:
         raise ConfigError(
             f"{repository}: exported for {manifest.max_length} tokens, max_sequence_length in tokenizer/config.pbtxt "
