@@ -107,9 +107,18 @@ def test_retries_are_bounded(triton, ask, refusal):
     assert len(triton.requests) == 3
 
 
-def test_a_dead_stub_is_tried_again(triton, ask):
-    """A model whose Python process died comes back when the launcher has seen it, or answers on another server."""
-    triton.refusals.append((grpc.StatusCode.INTERNAL, "Stub process 'tokenizer_0_0' is not healthy."))
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("INTERNAL", "Stub process 'tokenizer_0_0' is not healthy."),
+        ("INTERNAL", "Failed to obtain the health mutex."),
+        ("NOT_FOUND", "Request for unknown model: 'text_classifier' has no available versions"),
+        ("UNAVAILABLE", "the server is stopping: ask another one"),
+    ],
+)
+def test_what_passes_is_tried_again(triton, ask, code, text):
+    """A model whose process died, or that is loaded anew, comes back; a server that stops has others beside it."""
+    triton.refusals.append((grpc.StatusCode[code], text))
 
     assert ask(triton.url, "classify", "a")[0].label == "positive"
 

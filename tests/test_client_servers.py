@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 from fake_triton import FULL, FakeTriton, unused_url
 
@@ -137,6 +138,15 @@ def test_no_server_there(ask):
 
     with pytest.raises(Unavailable, match=f"no server answers at {url} .*Connection refused"):
         ask(url, "classify", "a", retries=1)
+
+
+def test_a_server_that_is_stopping_is_not_called_missing(triton, ask):
+    """The one there is refuses until the retries are spent: the error says that it stops, not that nobody is there."""
+    triton.refusals.extend([(grpc.StatusCode.UNAVAILABLE, "the server is stopping: ask another one")] * 9)
+
+    with pytest.raises(Unavailable, match=f"the server at {triton.url} is stopping .*: ask another one, or try again"):
+        ask(triton.url, "classify", "a", retries=2)
+    assert len(triton.requests) == 3
 
 
 def test_nobody_there(ask):

@@ -40,7 +40,7 @@ class ClientOptions:
     max_request_bytes: int = 250_000
     #: Requests on their way at any moment, over all calls and threads that share the client.
     in_flight: int = 8
-    #: Further tries after the first, for a request that found nobody or a full queue.
+    #: Further tries after the first, for a request that found nobody, a full queue or a model without its process.
     retries: int = 4
     #: The n-th pause is drawn from [0, min(backoff_cap_seconds, backoff_seconds * 2**(n - 1))].
     backoff_seconds: float = 0.1

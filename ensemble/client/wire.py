@@ -16,6 +16,7 @@ import numpy as np
 from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
 from tritonclient.utils import InferenceServerException
 
+from ensemble.client import dead_process
 from ensemble.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -163,6 +164,16 @@ _MEANINGS: tuple[tuple[str, str, type[PipelineError], str], ...] = (
     ("UNAVAILABLE", "request timeout expired", Overloaded,
      "the request waited too long in a queue of {url} ({text}): send less at once, or try later"),
     ("UNAVAILABLE", "protocol is restricted", RequestFailed, "{url} wants a key ({text}): give it in `headers`"),
+    ("UNAVAILABLE", "server is stopping", Unavailable,
+     "the server at {url} is stopping ({text}): ask another one, or try again when it is back"),
+    # Of the ensemble too while a step of it is loaded anew. Of a model that is in no repository it is "is not found".
+    *(
+        (status, phrase, Unavailable,
+         "model {model} at {url} is not in service ({text}): try again in seconds, a model that lost its process is"
+         " loaded anew; load it if it was unloaded")
+        for status in ("UNAVAILABLE", "NOT_FOUND")
+        for phrase in ("no available versions", "not at ready state")
+    ),
     ("UNAVAILABLE", "unknown model", Unavailable,
      "model {model} is not loaded at {url} ({text}): load it, or name another one in `model`"),
     ("UNAVAILABLE", "certificate_verify_failed", RequestFailed,
@@ -186,8 +197,11 @@ _MEANINGS: tuple[tuple[str, str, type[PipelineError], str], ...] = (
     ("UNAUTHENTICATED", "", RequestFailed, "{url} does not know the caller ({text}): give a token in `headers`"),
     ("PERMISSION_DENIED", "", RequestFailed, "{url} denies the call ({text}): give another token in `headers`"),
     ("UNIMPLEMENTED", "", RequestFailed, "{url} does not offer this call ({text}): is it Triton's gRPC port?"),
-    ("INTERNAL", "is not healthy", Unavailable,
-     "model {model} at {url} has lost its process ({text}): try later, its launcher starts it again"),
+    *(
+        ("INTERNAL", phrase, Unavailable,
+         "model {model} at {url} has lost its process ({text}): try later, its launcher starts it again")
+        for phrase in dead_process.PHRASES
+    ),
     ("", "", RequestFailed, "model {model} at {url} failed ({status}: {text}): see the server's log"),
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ensemble.client.dead_process import says_dead
 from ensemble.contract import ENSEMBLE, Contract
 from ensemble.errors import ServerError
 from ensemble.launcher.server_api import NoAnswer, Refused, ServerApi, Tensor
@@ -24,8 +25,6 @@ _NO_FAULT = (
     "is not ready",
     "is stopping",
 )
-# What Triton says of a stub that is dead or stands still, whatever is sent to it.
-_DEAD = ("is not healthy", "health mutex", "Stub process")
 # Triton calls the instances of a model by its name and numbers.
 _INSTANCE = re.compile(r"(?:instance|process) '(\w+?)(?:_\d+)+'")
 
@@ -80,7 +79,7 @@ class PipelineQuestion:
             text = str(error)
             if any(words in text for words in _NO_FAULT):
                 return None
-            if any(words in text for words in _DEAD):
+            if says_dead(text):
                 instance = _INSTANCE.search(text)
                 return Fault(instance[1] if instance else model, text, certain=True)
             return Fault(model, text)
