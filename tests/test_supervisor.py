@@ -192,7 +192,6 @@ def test_an_error_heals_the_step_that_gives_it_when_it_comes_again(server: Prete
 @pytest.mark.parametrize(
     "refusal",
     [
-        "Exceeds maximum queue size: 256 rows wait, max_waiting_rows of the tokenizer is 256",
         "Request timeout expired",
         "Request for unknown model: 'tokenizer' has no available versions",
     ],
@@ -206,9 +205,17 @@ def test_a_refusal_is_no_fault(server: PretendedServer, watched, refusal: str) -
     assert (server.calls, watched.log) == ([], [])
 
 
-def test_a_slow_answer_is_no_fault_while_batches_end(server: PretendedServer, watched) -> None:
-    """A queue of minutes is load."""
-    server.errors["text_classifier"] = [NoAnswer("no answer within 5 s")] * 100
+SLOW = pytest.mark.parametrize(
+    "error",
+    [NoAnswer("no answer within 5 s"), Refused("Exceeds maximum queue size: 512 rows (max_waiting_rows) wait already")],
+    ids=["no answer", "a full queue"],
+)
+
+
+@SLOW
+def test_a_slow_answer_is_no_fault_while_batches_end(server: PretendedServer, watched, error: Exception) -> None:
+    """A queue of minutes is load, and so is one that is full."""
+    server.errors["text_classifier"] = [error] * 100
     server.looks = 40
     counting = server.executions
     server.executions = lambda model: server.ended.update({model: counting(model) + 1}) or counting(model)
@@ -218,9 +225,13 @@ def test_a_slow_answer_is_no_fault_while_batches_end(server: PretendedServer, wa
     assert server.calls == []
 
 
-def test_a_model_that_ends_no_batch_is_ended_and_healed(server: PretendedServer, watched) -> None:
-    """It hangs: its process is there, and the server calls it healthy. The first of the steps holds up the others."""
-    server.errors["text_classifier"] = [NoAnswer("no answer within 5 s")] * 30
+@SLOW
+def test_a_model_that_ends_no_batch_is_ended_and_healed(server: PretendedServer, watched, error: Exception) -> None:
+    """It hangs: its process is there, and the server calls it healthy. The first of the steps holds up the others.
+
+    The tokenizer in front of it goes on, and ends batches by refusing them.
+    """
+    server.errors["text_classifier"] = [error] * 30
     server.looks = 40
     server.executions = lambda model: (
         server.ended.update(tokenizer=server.ended["tokenizer"] + 1) or server.ended[model]

@@ -16,9 +16,10 @@ from ensemble.launcher.server_api import NoAnswer, Refused, ServerApi, Tensor
 
 TEXT: Tensor = {"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": ["Is anybody there?"]}
 
-# What a refusal says that is no fault of the model: it has too much to do, or somebody with the key has unloaded it.
+# Too much to do; or a step that hangs, behind which the queue has filled up.
+_FULL = "maximum queue size"
+# What a refusal says that is no fault of the model: somebody with the key has unloaded it, say.
 _NO_FAULT = (
-    "maximum queue size",
     "timeout expired",
     "unknown model",
     "no available versions",
@@ -35,7 +36,7 @@ class Fault:
 
     why:     for the log
     certain: the server itself says that its process is dead; else it may be the one request, or mere load
-    slow:    nothing came back in time
+    slow:    nothing came back in time, or the queue is full
     """
 
     model: str
@@ -77,6 +78,8 @@ class PipelineQuestion:
             return Fault(model, str(error), slow=True)
         except Refused as error:
             text = str(error)
+            if _FULL in text:
+                return Fault(model, text, slow=True)
             if any(words in text for words in _NO_FAULT):
                 return None
             if says_dead(text):

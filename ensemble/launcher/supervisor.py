@@ -3,7 +3,8 @@
 
 Two looks tell a sick model from a busy one. Its processes: one is gone, though the repository's index calls the model
 ready. And a real inference: the server says that a stub is not healthy, a step fails twice in a row, or nothing comes
-back and no batch of the model ends for a minute. A refusal, and an answer that only takes long, are load.
+back but refusals and no batch of the model ends for a minute. While batches end, a full queue and an answer that takes
+long are load.
 
 To heal is to end what is left of the model's processes, to unload it and to load it, from the same files: if another
 export was installed meanwhile, or a config was edited, a healed model would not fit the others, and the server ends.
