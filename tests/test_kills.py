@@ -27,7 +27,10 @@ def test_every_step_is_killed_and_comes_back(repository: Path, tmp_path: Path, c
 
     result = json.loads(file.read_text())
     assert (code, result["verdict"], result["failed"]) == (0, "holds", [])
-    assert sorted(kill["step"] for kill in result["kills"]) == ["classifier", "tokenizer"]
+    assert sorted((kill["step"], kill["killed"] > 0) for kill in result["kills"]) == [
+        ("classifier", True),
+        ("tokenizer", True),
+    ]
     assert result["counts"]["wrong"] == 0 and result["counts"]["texts_compared"] >= 4 * ANSWERS
     assert "tokenizer" in capsys.readouterr().out
 
@@ -63,14 +66,15 @@ def kills() -> Kills:
 @pytest.mark.parametrize(
     ("kill", "ends", "failed"),
     [
-        (Kill("tokenizer", 9.9), [End(0.0, 24.0, answered=False)], []),
-        (Kill("tokenizer", 10.1), [], ["tokenizer, kill 1: back after 10.1 s"]),
-        (Kill("classifier", None), [], ["classifier, kill 1: not back"]),
-        (Kill("classifier", 1.0), [End(0.0, 26.0, answered=False)], ["a request took 26.0 s, its deadline is 20 s"]),
+        (Kill("tokenizer", 9.9, 1), [End(0.0, 24.0, answered=False)], []),
+        (Kill("tokenizer", 10.1, 2), [], ["tokenizer, kill 1: back after 10.1 s"]),
+        (Kill("classifier", None, 1), [], ["classifier, kill 1: not back"]),
+        (Kill("classifier", 0.1, 0), [], ["classifier, kill 1: the step has no process that could be killed"]),
+        (Kill("classifier", 1.0, 1), [End(0.0, 26.0, answered=False)], ["a request took 26.0 s, its deadline is 20 s"]),
     ],
 )
 def test_what_does_not_hold(kills: Kills, kill: Kill, ends: list[End], failed: list[str]) -> None:
-    """A service that is back too late or not at all, and a caller who waits past the deadline."""
+    """A service that is back too late or not at all, nothing to kill, and a caller who waits past the deadline."""
     kills.kills.append(kill)
     kills._ends.extend(ends)
 
@@ -79,11 +83,12 @@ def test_what_does_not_hold(kills: Kills, kill: Kill, ends: list[End], failed: l
 
 def test_a_server_that_does_not_come_back_is_not_killed_again(kills: Kills, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's other kills are left out, and the verdict says so of the first."""
-    backs = iter([0.0, None, 0.0, None])
+    backs, dead = iter([0.0, None, 0.0, None]), []
     monkeypatch.setattr(kills, "_await", lambda busy, since: next(backs))
     monkeypatch.setattr(kills, "_load", lambda *arguments: None)
     monkeypatch.setattr(module, "launched", lambda *arguments: nullcontext(Launched(0, "", "", 0)))
-    monkeypatch.setattr(module, "stubs_of", lambda pid: {})
+    monkeypatch.setattr(module, "stubs_of", lambda pid: {"a": [11], "b": [21, 22]})
+    monkeypatch.setattr(module.os, "kill", lambda pid, number: dead.append(pid))
     monkeypatch.setattr(module, "open_server", lambda *arguments: (Mock(), Mock(classifier="onnx")))
     monkeypatch.setattr(
         module.Contract, "read", lambda *arguments: Mock(models=dict.fromkeys("ab", Mock(backend="python")))
@@ -93,6 +98,7 @@ def test_a_server_that_does_not_come_back_is_not_killed_again(kills: Kills, monk
 
     kills.measure(Mock())
 
+    assert dead == [11, 21, 22]
     assert kills.verdict().failed == ["a, kill 1: not back", "b, kill 2: not back"]
 
 

@@ -5,8 +5,8 @@
 
 Starts `python -m ensemble serve`, once for each step of the ensemble, and kills that step's processes (SIGKILL) again
 and again while clients ask over gRPC and HTTP. Every answer is compared with its text's reference. Exit code 0: each
-time the service was back within --within seconds, no answer was wrong, and every request had an answer or an error
-within its deadline. 1: not so. Writes a record, JSON. Ctrl-C keeps what was measured.
+time there was a process to kill, the service was back within --within seconds, no answer was wrong, and every request
+had an answer or an error within its deadline. 1: not so. Writes a record, JSON. Ctrl-C keeps what was measured.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ DEADLINE_SECONDS, SLACK_SECONDS = 20.0, 5.0
 BACK_OFF_SECONDS = 0.05
 # The service is back once so many requests in a row were answered, and is waited for no longer than this.
 ANSWERS, WAIT_SECONDS = 20, 60.0
-# Between two kills.
-PAUSE = (0.5, 2.0)
+# Between two kills. A model that is sick again sooner was not healed, says the launcher, and takes longer each time.
+PAUSE = (Patience().held_seconds + 0.5, Patience().held_seconds + 2.0)
 TICK_SECONDS = 0.05
 # The launcher gives a server up that needs more heals than that within minutes, as it should.
 MOST_TIMES = Patience().heals
@@ -70,10 +70,11 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Kill:
-    """Of one step's processes. back: seconds until the service was back; None if it was not."""
+    """Of one step's processes. back: seconds until the service was back; None if it was not. killed: how many."""
 
     step: str
     back: float | None
+    killed: int
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,13 @@ class Kills:
                 if self._await(busy, time.monotonic()) is None:
                     raise ServerError(f"the server does not answer under load: {self._tally.described()['outcomes']}")
                 for times in range(1, args.times + 1):
-                    _wait(busy, rng.uniform(*PAUSE))
+                    if times > 1:
+                        _wait(busy, rng.uniform(*PAUSE))
                     killed = time.monotonic()
-                    for pid in stubs_of(launched_server.pid).get(step, ()):
+                    pids = stubs_of(launched_server.pid).get(step, ())
+                    for pid in pids:
                         os.kill(pid, signal.SIGKILL)
-                    self.kills.append(kill := Kill(step, self._await(busy, killed)))
+                    self.kills.append(kill := Kill(step, self._await(busy, killed), len(pids)))
                     says = f"{step} killed {times} times, {self._tally.faulty} faults"
                     bar.update(task, description=says, advance=1)
                     if kill.back is None:
@@ -154,6 +157,11 @@ class Kills:
             "longest_seconds": longest,
         }
         verdict = Verdict(failed=endurance.wrongs(self._tally))
+        verdict.failed += [
+            f"{kill.step}, kill {number}: the step has no process that could be killed"
+            for number, kill in enumerate(self.kills, 1)
+            if not kill.killed
+        ]
         verdict.failed += [
             f"{kill.step}, kill {number}: " + ("not back" if kill.back is None else f"back after {kill.back:.1f} s")
             for number, kill in enumerate(self.kills, 1)
