@@ -8,14 +8,19 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc import service_pb2
 
 from ensemble.errors import ServerError
 from ensemble.launcher.server import Server
 from perf.__main__ import main
 from perf.endurance import hostile, hostile_grpc, hostile_http
+from perf.endurance.exchange import Refused
 from perf.endurance.hostile import Attack
 from perf.endurance.hostile_texts import of_every_block
-from perf.endurance.questions import QUEUE_FULL, RIGHT
+from perf.endurance.questions import FULL_QUEUE, QUEUE_FULL, RIGHT
+
+# Bytes of a text, in the committed config.
+LONGEST = 32_768
 
 
 @pytest.fixture
@@ -40,9 +45,11 @@ def test_the_server_lives_and_good_requests_are_answered_rightly(command, server
     counts = result["counts"]
     assert server.pid == before and result["complete"] and result["hostile_requests"] == 600
     assert (counts["wrong"], counts["faults"]) == (0, [])
-    kinds = {*hostile_grpc.BROKEN, *hostile_grpc.WRONG, *hostile_http.CALLS}
+    kinds = {*hostile_grpc.BROKEN, *hostile_grpc.WRONG, *hostile_grpc.AROUND, *hostile_http.CALLS}
     assert counts["outcomes"].keys() == {*kinds, "good", "flood"} and counts["texts_compared"] > 100
     assert {RIGHT} <= counts["outcomes"]["good"].keys() <= {RIGHT, QUEUE_FULL}
+    assert "answered" in counts["outcomes"]["text up to the limit"]
+    assert "INVALID_ARGUMENT" in counts["outcomes"]["text over the limit"]
     # Of memory so few requests say little, and the code may be that it cannot be told.
     assert [line for line in result["failed"] if "memory grows" not in line] == []
     assert code == {"holds": 0, "fails": 1, "cannot tell": 2}[result["verdict"]]
@@ -74,13 +81,47 @@ def test_named_requests_are_sent_again(command) -> None:
 
     assert result["hostile_requests"] == 2
     sent = {kind for kind in result["counts"]["outcomes"] if kind not in ("good", "flood")}
-    assert sent == {Attack.of(1, number).call.kind for number in (3, 5)}
+    assert sent == {Attack.of(1, number, LONGEST).call.kind for number in (3, 5)}
 
 
 def test_a_number_and_a_seed_make_a_request_again() -> None:
     """The same bytes each time, others for another number."""
-    assert [Attack.of(1, number) for number in range(50)] == [Attack.of(1, number) for number in range(50)]
-    assert Attack.of(1, 2) != Attack.of(2, 2) != Attack.of(2, 3)
+    assert [Attack.of(1, number, LONGEST) for number in range(50)] == [
+        Attack.of(1, number, LONGEST) for number in range(50)
+    ]
+    assert Attack.of(1, 2, LONGEST) != Attack.of(2, 2, LONGEST) != Attack.of(2, 3, LONGEST)
+
+
+def test_texts_go_up_to_the_limit_and_over_it() -> None:
+    """By one byte too, as sound UTF-8, and each says what must become of it."""
+    calls = [Attack.of(1, number, LONGEST).call for number in range(4000)]
+
+    found = set()
+    for call in calls:
+        if call.kind in hostile_grpc.AROUND:
+            (content,) = service_pb2.ModelInferRequest.FromString(call.payload).raw_input_contents
+            found.add((len(content[4:].decode().encode()) - LONGEST, call.good))
+    assert found == {(-1, True), (0, True), (1, False), (1_000_000, False)}
+
+
+@pytest.mark.parametrize(
+    ("good", "error", "rightly"),
+    [
+        (True, None, True),
+        (True, Refused("INVALID_ARGUMENT", "too long"), False),
+        (True, Refused("UNAVAILABLE", f"Exceeds {FULL_QUEUE}"), True),
+        (False, None, False),
+        (False, Refused("INVALID_ARGUMENT", "too long"), True),
+        (False, Refused("INTERNAL", "too long"), False),
+        (None, None, True),
+        (None, Refused("INTERNAL", "a broken message"), True),
+    ],
+)
+def test_what_must_be_answered_and_what_must_be_refused(
+    good: bool | None, error: Refused | None, rightly: bool
+) -> None:
+    """A full queue may refuse either."""
+    assert hostile._rightly(hostile_grpc.Call("kind", hostile_grpc.INFER, b"", good), error) == rightly
 
 
 def test_texts_of_every_block_have_a_character_of_each() -> None:

@@ -7,9 +7,9 @@ Over gRPC: messages that are none, lengths that lie, odd shapes, types, names, p
 ensemble and straight at its steps and the baseline (hostile_grpc.py); floods of tiny requests. Over HTTP: bodies
 that stop half-way, headers that lie, JSON that is none, callers that dawdle (hostile_http.py). Good requests
 among them must be answered rightly, with texts of every block of Unicode and as long as a server takes. Exit code 0:
-they were, all processes live, none of our handlers failed inside, no request hung, and neither memory, file
-descriptors nor threads leak. 1: not so. 2: too few requests to tell about memory. Writes a record, JSON. Request
-number N of a seed is always the same: --only N sends it again.
+they were, a text one byte longer was refused, all processes live, none of our handlers failed inside, no request hung,
+and neither memory, file descriptors nor threads leak. 1: not so. 2: too few requests to tell about memory. Writes a
+record, JSON. Request number N of a seed is always the same: --only N sends it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perf.endurance import exchange, hostile_grpc, hostile_http, reference
 from perf.endurance import trial as endurance
 from perf.endurance.exchange import Caller, Refused
 from perf.endurance.hostile_texts import of_every_block
-from perf.endurance.questions import Asker
+from perf.endurance.questions import FULL_QUEUE, Asker
 from perf.endurance.reference import Reference
 from perf.endurance.server_processes import Sample, replaced, sample
 from perf.endurance.tally import Tally
@@ -94,10 +94,10 @@ class Attack:
     call: hostile_grpc.Call | hostile_http.Call
 
     @classmethod
-    def of(cls, seed: int, number: int) -> Attack:
-        """The one of this number."""
+    def of(cls, seed: int, number: int, longest: int) -> Attack:
+        """The one of this number. longest: bytes of a text that the server takes."""
         rng = random.Random(f"{seed}:{number}")  # noqa: S311
-        return cls(number, (hostile_grpc if rng.random() < 0.6 else hostile_http).call(rng))
+        return cls(number, hostile_grpc.call(rng, longest) if rng.random() < 0.6 else hostile_http.call(rng))
 
     def described(self) -> dict[str, Any]:
         """For a record."""
@@ -135,7 +135,9 @@ class Hostile:
         """Send all, and look at the server's processes meanwhile and before and after."""
         args = self._args
         with endurance.started(args.repository, args.classifier, beside=["baseline"]) as (server, served_by):
-            expected = self._texts(served_by, server)
+            contract = Contract.read(args.repository, server.options.config_name)
+            longest = int(contract.models["tokenizer"].parameters["max_text_bytes"].string_value)
+            expected = self._texts(served_by, longest)
             self.result |= {"classifier": served_by, "reference": reference.described(expected)}
             asker = Asker(expected, self._tally)
             with Caller(server) as caller:
@@ -145,7 +147,7 @@ class Hostile:
             task = bar.add_task("hostile", total=self._total)
 
             def work(number: int, stop: threading.Event) -> None:
-                self._work(server, asker, stop)
+                self._work(server, asker, longest, stop)
 
             with workers(args.clients, work) as busy:
                 while busy(TICK_SECONDS) and self._lives(server):
@@ -182,18 +184,16 @@ class Hostile:
             verdict.unsure.append(f"memory: {says}, {LIMIT:.0f} is the most: give more --requests")
         return verdict
 
-    def _texts(self, served_by: str, server: Server) -> Reference:
+    def _texts(self, served_by: str, longest: int) -> Reference:
         """Real texts, texts of every block of Unicode, and the longest that the server takes."""
-        contract = Contract.read(self._args.repository, server.options.config_name)
-        limit = int(contract.models["tokenizer"].parameters["max_text_bytes"].string_value)
         half = self._args.distinct // 2
         texts = [sample.text for sample in load_samples()[:half]]
         texts += of_every_block(half, random.Random(self._args.seed))  # noqa: S311
         return reference.of_texts(
-            self._args.repository, [*texts, "a " * (limit // 2), "\N{EURO SIGN}" * (limit // 3)], served_by
+            self._args.repository, [*texts, "a " * (longest // 2), "\N{EURO SIGN}" * (longest // 3)], served_by
         )
 
-    def _work(self, server: Server, asker: Asker, stop: threading.Event) -> None:
+    def _work(self, server: Server, asker: Asker, longest: int, stop: threading.Event) -> None:
         ports = {"http": server.http_port, "grpc": server.grpc_port, "metrics": server.metrics_port}
         sender, rng = hostile_http.Sender(server.http_address, ports), random.Random()  # noqa: S311
         with Caller(server) as caller:
@@ -208,7 +208,7 @@ class Hostile:
                         self._good(caller, asker, rng)
                     if rng.random() < FLOOD_SHARE:
                         self._flood(caller, asker)
-                    self._attack(caller, sender, Attack.of(self._args.seed, number))
+                    self._attack(caller, sender, Attack.of(self._args.seed, number, longest))
             finally:
                 sender.close()
 
@@ -222,14 +222,19 @@ class Hostile:
                 self._tally.fault(kind, "failed inside", [f"number {attack.number}: {error}"])
             elif error.status == grpc.StatusCode.DEADLINE_EXCEEDED.name or NOBODY_THERE in error.message:
                 self._tally.fault(kind, error.status, [f"number {attack.number}: {error}"])
-            else:
+            elif _rightly(call, error):
                 self._tally.add(kind, error.status)
+            else:
+                self._tally.fault(kind, f"wrongly {error.status}", [f"number {attack.number}: {error}"])
         except (TimeoutError, ConnectionRefusedError) as error:
             self._tally.fault(kind, "no answer", [f"number {attack.number}: {type(error).__name__}"])
         except OSError as error:
             self._tally.add(kind, type(error).__name__)
         else:
-            self._tally.add(kind, outcome)
+            if _rightly(call):
+                self._tally.add(kind, outcome)
+            else:
+                self._tally.fault(kind, f"wrongly {outcome}", [f"number {attack.number} was {outcome}"])
         with self._lock:
             self._done += 1
 
@@ -265,6 +270,15 @@ class Hostile:
         """Bytes of all processes together for a hostile request, after the first of them."""
         kept = [(at, held.rss) for at, held in self._samples if at > self._total * WARM_UP_SHARE]
         return trend(np.array([float(at) for at, _ in kept]), np.array([float(rss) for _, rss in kept]))
+
+
+def _rightly(call: hostile_grpc.Call | hostile_http.Call, error: Refused | None = None) -> bool:
+    """Whether this may become of it: an answer, or this error. A full queue may refuse anything."""
+    if isinstance(call, hostile_http.Call) or call.good is None or (error and FULL_QUEUE in error.message):
+        return True
+    if call.good:
+        return error is None
+    return error is not None and error.status == grpc.StatusCode.INVALID_ARGUMENT.name
 
 
 def _called(caller: Caller, call: hostile_grpc.Call) -> str:

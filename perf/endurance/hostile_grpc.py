@@ -2,14 +2,15 @@
 """What nobody should send over gRPC: messages that are none, and sound ones with one thing wrong.
 
 Each is made from a random generator alone, so that a number and a seed make it again. Knows the service's messages
-and what the models of this repository take, nothing of connections.
+and what the models of this repository take, nothing of connections. Texts as long as the server takes are good, and
+here because those one byte longer are not: of these it is known what must come (Call.good).
 """
 
 from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,22 +41,30 @@ PARAMETERS = (
     "sequence_start", "sequence_end", "priority", "timeout", "binary_data", "binary_data_size", "headers",
     "triton_enable_empty_final_response", "", "triton_",
 )  # fmt: skip
-# Of a text that is as long as a server takes, and around it.
-LIMITS = (131_071, 131_072, 131_073, 1_000_000)
+# Bytes of a text, more than the longest that the server takes; whether it must be answered.
+AROUND = {"text up to the limit": ((-1, 0), True), "text over the limit": ((1, 1, 1_000_000), False)}
+FILLINGS = (b"x", b"a ", b"\xe2\x82\xac")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call. kind: what is wrong with it. payload: the message's bytes."""
+    """One call. kind: what is wrong with it. payload: the message's bytes.
+
+    good: True if it must be answered, False if it must be refused as the caller's mistake; None where either will do.
+    """
 
     kind: str
     method: str
     payload: bytes
+    good: bool | None = None
 
 
-def call(rng: random.Random) -> Call:
-    """One of all there are."""
-    kind = rng.choice(list(BROKEN) + list(WRONG) * 2)
+def call(rng: random.Random, longest: int) -> Call:
+    """One of all there are. longest: bytes of a text that the server takes."""
+    kind = rng.choice(list(BROKEN) + list(WRONG) * 2 + list(AROUND))
+    if kind in AROUND:
+        more, good = AROUND[kind]
+        return Call(kind, INFER, _long(rng, longest + rng.choice(more)).SerializeToString(), good)
     if kind in BROKEN:
         method = rng.choice([INFER] * 6 + [STREAM] * 2 + list(LOOKING))
         return Call(kind, method, BROKEN[kind](rng, sound(rng).SerializeToString()))
@@ -69,10 +78,7 @@ def sound(rng: random.Random) -> Request:
     model = rng.choice([ENSEMBLE] * 4 + ["tokenizer", "classifier", "baseline"])
     rows = rng.choice([1, 1, 1, 2, 5])
     if model in (ENSEMBLE, "tokenizer"):
-        request = message([strange(rng).encode() for _ in range(rows)], model=model)
-        if model == "tokenizer":
-            del request.outputs[:]
-        return request
+        return _asking(model, [strange(rng).encode() for _ in range(rows)])
     ids = [[rng.randrange(VOCABULARY) for _ in range(rng.choice([2, 3, 17]))]] * rows
     request = Request(model_name=model)
     _tensor(request, "input_ids", np.array(ids, dtype=np.int64))
@@ -223,20 +229,30 @@ def _ids(rng: random.Random, request: Request) -> None:
 
 
 def _texts(rng: random.Random, request: Request) -> None:
-    """Bytes that are no text, surrogates as if they were UTF-8, and texts around the limit."""
-    model, change = rng.choice([ENSEMBLE, "tokenizer"]), rng.randrange(10)
+    """Bytes that are no text, surrogates as if they were UTF-8, and too many."""
+    model, change = rng.choice([ENSEMBLE, "tokenizer"]), rng.randrange(9)
     if change < 4:
         texts = [strange(rng).encode() + rng.choice([b"\xff", b"\xc0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"])]
     elif change < 7:
         texts = [("a" + chr(rng.randrange(0xD800, 0xE000))).encode("utf-8", "surrogatepass")]
-    elif change < 9:
-        texts = [strange(rng).encode() for _ in range(rng.choice([2, 64, 65, 300]))]
     else:
-        texts = [rng.choice([b"x", b"a ", b"\xe2\x82\xac"]) * 1_000_000][:1]
-        texts = [texts[0][: rng.choice(LIMITS)]] * rng.choice([1, 1, 1, 3])
-    request.CopyFrom(message(texts, model=model))
+        texts = [strange(rng).encode() for _ in range(rng.choice([2, 64, 65, 300]))]
+    request.CopyFrom(_asking(model, texts))
+
+
+def _long(rng: random.Random, size: int) -> Request:
+    """One sound text of so many bytes."""
+    filling = rng.choice(FILLINGS)
+    text = filling * (size // len(filling)) + b"x" * (size % len(filling))
+    return _asking(rng.choice([ENSEMBLE, "tokenizer"]), [text])
+
+
+def _asking(model: str, texts: Sequence[bytes]) -> Request:
+    """A model that takes texts for all that it answers."""
+    request = message(texts, model=model)
     if model == "tokenizer":
         del request.outputs[:]
+    return request
 
 
 BROKEN: dict[str, Callable[[random.Random, bytes], bytes]] = {
@@ -256,5 +272,5 @@ WRONG: dict[str, Callable[[random.Random, Request], None]] = {
     "odd parameters": _parameters,
     "odd names": _names,
     "odd ids at the classifiers": _ids,
-    "odd or long texts": _texts,
+    "odd or too many texts": _texts,
 }
