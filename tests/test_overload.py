@@ -19,9 +19,12 @@ import tritonclient.grpc as grpc
 from triton_requests import texts_input
 
 from ensemble import Client, Overloaded
+from ensemble.contract import Contract
 from ensemble.handlers.pending import PendingRequests
 from ensemble.launcher.options import ServerOptions
 from ensemble.launcher.server import Server
+from ensemble.launcher.stubs import stubs_of
+from ensemble.launcher.supervisor import Patience, Supervisor
 
 CLASSIFIER = """
 import time
@@ -233,3 +236,32 @@ def test_short_texts_do_not_wait_for_long_ones(bench: Bench) -> None:
 
     assert bench.ended[-1] == 2000
     assert bench.results[2000].as_numpy("logits").shape == (64, 2)
+
+
+class Enough(Exception):
+    """The supervisor has done what the test waits for."""
+
+
+def test_a_classifier_that_hangs_behind_a_full_queue_is_healed(bench: Bench) -> None:
+    """Whoever asks is refused, the supervisor too. It ends the process: who waited hears of it, and who comes is answered."""
+    said: list[str] = []
+
+    def log(line: str) -> None:
+        said.append(line)
+        raise Enough
+
+    patience = Patience(ask_seconds=0.2, answer_seconds=1.0, stuck_seconds=2.0)
+    contract = Contract.read(bench.server.options.repository, "cpu")
+    supervisor = Supervisor(bench.server, contract, log, patience)
+    (hung,) = stubs_of(bench.server.pid)["classifier"]
+    bench.fill()
+    bench.queue(3, 4)
+
+    with pytest.raises(Enough):
+        supervisor.run()
+
+    bench.open()
+    bench.until(lambda: set(bench.ended) == {1, 2, 3, 4})
+    assert said[0].startswith("healed classifier in ") and "no answer and no batch ended for 2 s" in said[0]
+    assert {hung} != stubs_of(bench.server.pid)["classifier"]
+    assert bench.client.infer("text_classifier", [texts_input(["again"])]).as_numpy("logits").shape == (1, 2)
