@@ -61,7 +61,7 @@ USER 1000:1000
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 # A classification, because a server whose tokenizer or classifier died still says that it is ready. The launcher heals
-# such a model by itself, within seconds.
+# such a model by itself, within seconds. Where it serves with TLS, the environment says what the probe shows (deploy/tls).
 HEALTHCHECK --interval=30s --timeout=10s --start-period=130s --retries=3 \
     CMD ["python3", "-m", "ensemble", "probe", "--deadline-seconds", "5"]
 CMD ["python3", "-m", "ensemble", "serve", "--address", "0.0.0.0"]

@@ -21,6 +21,9 @@ export GRPC_PORT ?= 8001
 export METRICS_PORT ?= 8002
 export CLASSIFIER ?= auto
 export ADMIN_KEY_FILE
+export TLS_CERTIFICATE
+export TLS_KEY
+export TLS_CLIENT_CA
 export MODEL
 export REVISION
 export TARGET ?= onnx
@@ -75,7 +78,8 @@ check: .venv/installed  ## lint, format and types
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@.venv/bin/hadolint Dockerfile
-	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml deploy/compose.admin-key.yaml \
+	    deploy/tls/compose.yaml
 
 .PHONY: audit
 audit: .venv/installed  ## look the locked packages up in a vulnerability database, if it can be reached
@@ -94,14 +98,21 @@ endif
 compile-check: $(INSTALLED)  ## compile the installed FP16 graph for an A100, without a GPU
 	@.venv/bin/python -m export compile-check
 
-.PHONY: serve serve-local serve-docker
-serve: serve-$(RUNTIME)  ## run the server [ADDRESS= HTTP_PORT= GRPC_PORT= METRICS_PORT= ADMIN_KEY_FILE= CLASSIFIER=tensorrt|onnx|baseline]
+.PHONY: serve serve-local serve-docker no-tls-files
+serve: serve-$(RUNTIME)  ## run the server [ADDRESS= HTTP_PORT= GRPC_PORT= METRICS_PORT= ADMIN_KEY_FILE= TLS_CERTIFICATE= TLS_KEY= TLS_CLIENT_CA= CLASSIFIER=tensorrt|onnx|baseline]
 serve-local: $(INSTALLED)
 	@exec $(PY) -m ensemble serve --address "$$ADDRESS" --http-port "$$HTTP_PORT" --grpc-port "$$GRPC_PORT" \
-	    --metrics-port "$$METRICS_PORT" --classifier "$$CLASSIFIER" $${ADMIN_KEY_FILE:+--admin-key-file "$$ADMIN_KEY_FILE"}
+	    --metrics-port "$$METRICS_PORT" --classifier "$$CLASSIFIER" $${ADMIN_KEY_FILE:+--admin-key-file "$$ADMIN_KEY_FILE"} \
+	    $${TLS_CERTIFICATE:+--tls-certificate "$$TLS_CERTIFICATE"} $${TLS_KEY:+--tls-key "$$TLS_KEY"} \
+	    $${TLS_CLIENT_CA:+--tls-client-ca "$$TLS_CLIENT_CA"}
 # In the foreground it ends as it does locally; compose.yaml would start it again.
-serve-docker: docker $(INSTALLED)
-	@exec env RESTART=no docker compose up --build --exit-code-from serve serve
+serve-docker: docker no-tls-files $(INSTALLED)
+	@exec env RESTART=no docker compose $${ADMIN_KEY_FILE:+--file compose.yaml --file deploy/compose.admin-key.yaml} \
+	    up --build --exit-code-from serve serve
+# The health check needs files too, of which these settings say nothing.
+no-tls-files:
+	@[ -z "$$TLS_CERTIFICATE$$TLS_KEY$$TLS_CLIENT_CA" ] || \
+	    { echo "TLS_* are for RUNTIME=local: with docker, lay deploy/tls/compose.yaml over compose.yaml (deploy/tls/README.md)" >&2; exit 1; }
 
 .PHONY: gpu-check
 # In a copy of the repository, so that what is served stays.
@@ -140,8 +151,9 @@ clean:  ## remove everything that was built or installed here
 # --- real files ---
 
 # Every package by its hash. One has no wheel, and is built with the setuptools that handlers.txt brings. torch is the
-# build for CPUs where pip finds it, else PyPI's.
-LOCKED := .venv/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation
+# build for CPUs where pip finds it, else PyPI's. Python compiles what it imports: to compile all of it takes pip longer
+# than to unpack it.
+LOCKED := .venv/bin/pip install --no-compile --disable-pip-version-check --no-deps --no-build-isolation
 .venv/installed: pyproject.toml $(wildcard requirements/*.txt)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or set PYTHON= to another of 3.10 to 3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv

@@ -8,6 +8,7 @@ neither numpy nor tritonclient; a request that never changes needs neither. TLS 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from pathlib import Path
@@ -20,6 +21,9 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 REQUEST = (
     b"\n\x0ftext_classifier*&\n\x04text\x12\x05BYTES\x1a\x02\x01\x01*\x13B\x11Is anybody there?2\x0f\n\rprobabilities"
 )
+
+# What the environment may say too.
+TLS_SETTINGS = (*TLS_FILES, "server_name")
 
 # A full queue is asked again after so long, while there is time.
 PAUSE_SECONDS = 0.2
@@ -34,12 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline-seconds", type=_seconds, default=5.0, metavar="S", help="for the answer (default: %(default)s)"
     )
-    tls = parser.add_argument_group("TLS (any of these turns it on; files are PEM)")
+    tls = parser.add_argument_group(
+        "TLS (any of these turns it on; files are PEM)",
+        "A container's probes can all take these from its environment: " + ", ".join(map(_variable, TLS_SETTINGS)),
+    )
     tls.add_argument("--ssl", action="store_true", help="speak TLS, trusting the public authorities that gRPC knows")
     tls.add_argument("--root-certificates", type=Path, metavar="FILE", help="trust those who are in FILE instead")
     tls.add_argument("--certificate-chain", type=Path, metavar="FILE", help="the probe's certificate, for mutual TLS")
     tls.add_argument("--private-key", type=Path, metavar="FILE", help="and its key")
     tls.add_argument("--server-name", metavar="NAME", help="the name in the server's certificate, if --url has another")
+    parser.set_defaults(**{name: os.environ.get(_variable(name)) or None for name in TLS_SETTINGS})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,13 +92,17 @@ def _credentials(args: argparse.Namespace) -> object | None:
     """Of TLS; None where nothing asks for it. Raises InvalidRequest, as Client does: gRPC would end the process."""
     import grpc
 
-    given = {name: getattr(args, name) for name in (*TLS_FILES, "server_name")}
+    given = {name: getattr(args, name) for name in TLS_SETTINGS}
     if not (args.ssl or any(given.values())):
         return None
     ClientOptions(ssl=True, **given)
     files = (args.root_certificates, args.private_key, args.certificate_chain)
     credentials: object = grpc.ssl_channel_credentials(*(file and file.read_bytes() for file in files))
     return credentials
+
+
+def _variable(setting: str) -> str:
+    return f"PROBE_{setting.upper()}"
 
 
 def _line(text: str) -> str:

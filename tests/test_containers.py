@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
+import yaml
 from conftest import ROOT
 from container_files import arguments_of, compose, stages
 
 import ensemble.__main__
-from ensemble import serve
+from ensemble import probe, serve
 from ensemble.launcher.choice import CLASSIFIERS
 from ensemble.launcher.server import START_SECONDS, STOP_SECONDS, Server
 
@@ -56,6 +57,11 @@ def admitted(path: str) -> bool:
         if fits:
             answer = line.startswith("!")
     return answer
+
+
+def read(file: str) -> dict:
+    """The services of a compose file as they are written."""
+    return yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))["services"]
 
 
 @pytest.fixture
@@ -353,6 +359,67 @@ def test_make_serve_in_docker_runs_the_service(
     assert command == ["compose", "up", "--build", "--exit-code-from", "serve", "serve"]
     assert not any("export" in command for command, _ in calls_of(tmp_path))  # what is installed is enough
     assert environment[:3] == ["RESTART=no", "GRPC_PORT=9001", "RELEASE=25.07"]
+
+
+def test_make_serve_in_docker_hands_over_the_key(
+    make: Callable[..., subprocess.CompletedProcess], tmp_path: Path, installed: Path
+) -> None:
+    """By the file that mounts it, and only where a key is given."""
+    result = make("serve", "RUNTIME=docker", "ADMIN_KEY_FILE=my key")
+
+    assert result.returncode == 0, result.stderr
+    command, _ = calls_of(tmp_path)[-1]
+    files = ["--file", "compose.yaml", "--file", "deploy/compose.admin-key.yaml"]
+    assert command == ["compose", *files, "up", "--build", "--exit-code-from", "serve", "serve"]
+
+
+@pytest.mark.parametrize("setting", ["TLS_CERTIFICATE", "TLS_KEY", "TLS_CLIENT_CA"])
+def test_make_serve_in_docker_refuses_tls_files(
+    make: Callable[..., subprocess.CompletedProcess], tmp_path: Path, setting: str
+) -> None:
+    """Before anything is exported, and with what to do instead."""
+    result = make("serve", "RUNTIME=docker", f"{setting}=server.pem")
+
+    assert result.returncode == 2
+    assert result.stderr.startswith(
+        "TLS_* are for RUNTIME=local: with docker, lay deploy/tls/compose.yaml over compose.y"
+    )
+    assert all(command == ["compose", "version"] for command, _ in calls_of(tmp_path))
+
+
+@pytest.mark.parametrize("file", ["deploy/compose.admin-key.yaml", "deploy/tls/compose.yaml"])
+def test_what_is_laid_over_the_service_only_adds(file: str, parsed: Callable[[list[str]], argparse.Namespace]) -> None:
+    """To the command that it repeats: options whose files are in what it mounts, read-only. Nothing else is changed."""
+    base, (service, over) = read("compose.yaml")["serve"], *read(file).items()
+    (mount,) = over["volumes"]
+    command = base["command"]
+
+    assert service == "serve" and over.keys() <= {"command", "environment", "volumes"}
+    assert over["command"][: len(command)] == command
+    added = [option.split("=", 1) for option in over["command"][len(command) :]]
+    named = [*(path for _, path in added), *over.get("environment", {}).values()]
+    assert all(Path(path).is_relative_to(mount["target"]) for path in named)
+    assert mount["type"] == "bind" and mount["read_only"] is True
+    args = parsed([part if "$" not in part else "auto" for part in over["command"]])
+    assert {option: str(getattr(args, option[2:].replace("-", "_"))) for option, _ in added} == dict(added)
+
+
+def test_the_health_check_shows_what_the_server_wants_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of its environment are the probe's, and its files those of deploy/tls/README.md's recipe."""
+    environment = read("deploy/tls/compose.yaml")["serve"]["environment"]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    probe.add_arguments(parser)
+    args = parser.parse_args([])
+
+    assert set(environment.values()) == {
+        str(args.root_certificates),
+        str(args.certificate_chain),
+        str(args.private_key),
+    }
+    guide = (ROOT / "deploy/tls/README.md").read_text(encoding="utf-8")
+    assert all(re.search(rf"-(out|keyout) {Path(path).name}\b", guide) for path in environment.values())
 
 
 def test_make_export_in_docker_hands_over_the_model(

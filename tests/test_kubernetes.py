@@ -226,6 +226,44 @@ def test_kserve_runs_the_same_pod() -> None:
     assert service["spec"]["predictor"]["maxReplicas"] == bounds["maxReplicas"]
 
 
+def patched(node: Any, patch: Any) -> Any:
+    """Kubernetes' strategic merge, as far as a pod needs it: lists of objects are merged by name or path."""
+    if isinstance(patch, dict) and isinstance(node, dict):
+        return {**node, **{key: patched(node.get(key), value) for key, value in patch.items()}}
+    if isinstance(patch, list) and isinstance(patch[0], dict):
+        key = "mountPath" if "mountPath" in patch[0] else "name"
+        mine = {each[key]: each for each in patch}
+        kept = [patched(each, mine.pop(each[key], each)) for each in node or []]
+        return [*kept, *mine.values()]
+    return patch
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_with_tls_a_pod_serves_and_probes_with_files_that_it_has(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """deploy/tls/kubernetes.yaml over the Deployment: valid, and the same but for the files of TLS."""
+    with_tls = patched(manifest("deployment"), read(ROOT / "deploy/tls/kubernetes.yaml"))
+    kubernetes_validate.validate(with_tls, version, strict=True)
+    pod = with_tls["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    before = len(CONTAINER["args"])
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    args, check = parsed(container["args"], serve), parsed(container["readinessProbe"]["exec"]["command"], probe)
+
+    assert container["args"][:before] == CONTAINER["args"]
+    assert all(argument.startswith("--tls-") for argument in container["args"][before:])
+    assert {key: value for key, value in container.items() if key not in ("args", "env", "volumeMounts")} == {
+        key: value for key, value in CONTAINER.items() if key not in ("args", "volumeMounts")
+    }
+    (mount,) = [mount for mount in container["volumeMounts"] if mount not in CONTAINER["volumeMounts"]]
+    (volume,) = [volume for volume in pod["volumes"] if volume not in POD["volumes"]]
+    assert mount["readOnly"] and mount["name"] == volume["name"] and "secret" in volume
+    files = {args.tls_certificate, args.tls_key, args.tls_client_ca}
+    assert args.tls_client_ca == check.root_certificates
+    files |= {check.certificate_chain, check.private_key}
+    assert {str(file.parent) for file in files} == {mount["mountPath"]} and len(files) == 5
+
+
 def test_the_readme_names_files_that_there_are() -> None:
     """Of this folder and its neighbour."""
     text = (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import trustme
+from conftest import ROOT
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -266,6 +271,79 @@ def test_files_are_checked_at_once(files, options, message):
     for kind in (Client, AsyncClient):
         with pytest.raises(InvalidRequest, match=message):
             kind("127.0.0.1:1", **options(files))
+
+
+@pytest.fixture
+def checkout(damaged: Path, tmp_path: Path) -> Path:
+    """What the guide's commands need of one, with a copy of what is served."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / "Makefile").symlink_to(ROOT / "Makefile")
+    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "model_repository").symlink_to(damaged)
+    return folder
+
+
+@pytest.fixture
+def served(checkout: Path, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Runs a command that serves on free ports, until the test ends; its gRPC port."""
+    started: list[subprocess.Popen] = []
+
+    def serve(command: str) -> str:
+        ports = {f"{name}_PORT": "0" for name in ("HTTP", "GRPC", "METRICS")}
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=checkout,
+            env={**os.environ, **ports, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return re.search(r"grpc 127\.0\.0\.1:(\d+) \(TLS\),", ready_line(process))[1]
+
+    yield serve
+    for process in started:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def test_the_guide_leads_to_answers(checkout: Path, served: Callable[[str], str]) -> None:
+    """Every block of deploy/tls/README.md in order: certificates, the server, then whoever asks it."""
+    guide = (ROOT / "deploy/tls/README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    said, port = [], None
+    for language, block in blocks:
+        if block.startswith("make serve"):
+            port = served(block)
+            continue
+        if port is not None:
+            assert ":8001" in block
+            block = block.replace(":8001", f":{port}")
+        command = ["bash", "-euo", "pipefail", "-c", block] if language == "sh" else [sys.executable, "-c", block]
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        said.append(done.stdout)
+
+    _, classified, answered, probed = said
+    assert (json.loads(classified)["label"], answered, probed) == ("positive", "positive\n", "")
+    with pytest.raises(PipelineError, match="certificate_chain and private_key"):
+        Client(f"127.0.0.1:{port}", ssl=True, root_certificates=checkout / "build/tls/ca.pem").classify("good")
+
+
+def test_a_probe_takes_its_files_from_the_environment_too(mutual_url, files, monkeypatch, capsys):
+    """What is empty there counts as not given, and an option goes before it."""
+    monkeypatch.setenv("PROBE_ROOT_CERTIFICATES", str(files.roots))
+    monkeypatch.setenv("PROBE_CERTIFICATE_CHAIN", str(files.client))
+    monkeypatch.setenv("PROBE_PRIVATE_KEY", str(files.client_key))
+    monkeypatch.setenv("PROBE_SERVER_NAME", "")
+
+    assert main(["probe", "--url", mutual_url]) == 0
+    assert main(["probe", "--url", mutual_url, "--private-key", str(files.server_key)]) == 1
+    assert "server.key is not the key of" in capsys.readouterr().err
+    monkeypatch.setenv("PROBE_SERVER_NAME", "other.example")
+    assert main(["probe", "--url", mutual_url]) == 1
 
 
 def test_several_servers_need_a_name(files):
