@@ -28,6 +28,10 @@ from ensemble.errors import Overloaded
 POLL_SECONDS = 0.005
 # What waits before the tokenizer itself is looked at so often, whether or not the classifier is busy.
 GLANCE_SECONDS = 0.1
+# While nobody can say what waits, which is likeliest under overload, whatever was sent counts as waiting still. So that
+# a count that never comes back does not end the service, it counts as done after this time: ahead_rows go on in each.
+# Longer than it takes to ask twice (pending.py).
+BLIND_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,9 @@ class Admission:
     """The queue between two models. Threads may share it."""
 
     def __init__(
-        self, limits: Limits, pending: Callable[[], Pending], clock: Callable[[], float] = time.monotonic
+        self, limits: Limits, pending: Callable[[], Pending | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """pending: what waits, None where that cannot be told now."""
         self._limits, self._pending, self._clock = limits, pending, clock
         self._lock = threading.Lock()
         self._short, self._long = Line(), Line()
@@ -108,6 +113,7 @@ class Admission:
         self._ahead = 0  # rows at most: those that waited when last asked, and those sent since
         self._here = 0
         self._asked = float("-inf")
+        self._blind_since: float | None = None
 
     @property
     def kept(self) -> int:
@@ -175,7 +181,13 @@ class Admission:
             return
         pending = self._pending()
         self._asked = self._clock()
-        self._here = pending.here
+        if pending is None:
+            if self._blind_since is None:
+                self._blind_since = self._asked
+            elif self._asked - self._blind_since >= BLIND_SECONDS:
+                self._blind_since, self._ahead, self._here = self._asked, 0, 0
+            return
+        self._blind_since, self._here = None, pending.here
         unknown = max(0, pending.ahead - len(self._sent))  # sent by others: a row each, at least
         self._ahead = sum(islice(reversed(self._sent), pending.ahead)) + unknown
 

@@ -27,7 +27,7 @@ from ensemble.handlers.pending import PendingRequests, metrics_address
 
 # Whatever the tokenizer may feed; a server has one of them in use.
 FED = ("classifier", "baseline")
-# Refusals come by the thousand: in so many seconds, one line of the log.
+# Refusals come by the thousand, and other troubles may: of each kind, one line of the log in so many seconds.
 LOG_SECONDS = 10.0
 
 
@@ -66,11 +66,12 @@ class Gate:
     def __init__(self, args: dict[str, str], handler: Sized[Any, Any]) -> None:
         """handler: its compute() is called by two threads, and by both at once."""
         self._handler, self._model = handler, args["model_name"]
-        self._requests = PendingRequests(metrics_address())
+        address = metrics_address()
+        self._requests, self._log = PendingRequests(address), NowAndThen()
         self._admission = Admission(limits_of(args), self._pending)
         self._meters = Meters(self._model)
         self._work, self._closing = threading.Event(), False
-        if not self._requests.known:
+        if address is None:
             pb_utils.Logger.log_warn(f"{self._model}: the server has no metrics page, so its queue has no bound")
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -151,9 +152,32 @@ class Gate:
         self._meters.report(self._admission.kept)
         return bool(taken or late)
 
-    def _pending(self) -> Pending:
+    def _pending(self) -> Pending | None:
         counts = self._requests()
+        if counts is None:
+            if self._log.due("blind"):
+                pb_utils.Logger.log_warn(
+                    f"{self._model}: the server's metrics page does not answer: what was sent on counts as waiting"
+                )
+            return None
         return Pending(counts.get(self._model, 0), sum(counts.get(model, 0) for model in FED))
+
+
+class NowAndThen:
+    """Whether a line of a kind may go to the log again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next: dict[str, float] = {}
+
+    def due(self, kind: str) -> bool:
+        """True once in LOG_SECONDS."""
+        with self._lock:
+            now = time.monotonic()
+            due = now >= self._next.get(kind, now)
+            if due:
+                self._next[kind] = now + LOG_SECONDS
+            return due
 
 
 class Meters:
@@ -166,7 +190,7 @@ class Meters:
         self._model = model
         self._lock = threading.Lock()
         self._new = dict.fromkeys(("queue full", "timeout"), 0)
-        self._next_line = dict.fromkeys(self._new, 0.0)
+        self._log = NowAndThen()
         self._shown = 0
         self._gauge: Any = None
         self._counters: dict[str, Any] = {}
@@ -190,10 +214,7 @@ class Meters:
         """What the caller gets."""
         with self._lock:
             self._new[reason] += 1
-            log = time.monotonic() >= self._next_line[reason]
-            if log:
-                self._next_line[reason] = time.monotonic() + LOG_SECONDS
-        if log:
+        if self._log.due(reason):
             pb_utils.Logger.log_warn(f"{self._model}: requests are refused, {reason}: {message}")
         error = pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
         return pb_utils.InferenceResponse(output_tensors=[], error=error)

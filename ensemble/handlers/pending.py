@@ -28,31 +28,48 @@ PAUSE_SECONDS = 1.0
 
 
 class PendingRequests:
-    """The server's count, read anew at each call. `known` is whether the last reading succeeded."""
+    """The server's count, read anew at each call."""
 
     def __init__(self, address: tuple[str, int] | None) -> None:
         self._page = http.client.HTTPConnection(*address, timeout=TIMEOUT_SECONDS) if address else None
         self._not_before = 0.0
-        self.known = address is not None
+        self._was_read = False
 
     def close(self) -> None:
         """Hang up."""
         if self._page is not None:
             self._page.close()
 
-    def __call__(self) -> dict[str, int]:
-        """Requests that wait, by model, those in a batch that no instance has begun among them; {} if unknown."""
-        if self._page is None or time.monotonic() < self._not_before:
-            return {}
+    def __call__(self) -> dict[str, int] | None:
+        """Requests that wait, by model, those in a batch that no instance has begun among them.
+
+        {} where there never was a page to read, None while one that was read before cannot be.
+        """
+        if self._page is not None and time.monotonic() >= self._not_before:
+            try:
+                text = self._read(self._page)
+            except (OSError, http.client.HTTPException):
+                self._page.close()  # the next request connects again
+                self._not_before = time.monotonic() + PAUSE_SECONDS
+            else:
+                self._was_read = True
+                return {name.decode(): int(count) for name, count in PENDING.findall(text)}
+        return None if self._was_read else {}
+
+    def _read(self, page: http.client.HTTPConnection) -> bytes:
+        idle = page.sock is not None
         try:
-            self._page.request("GET", "/metrics")
-            counts = {name.decode(): int(count) for name, count in PENDING.findall(self._page.getresponse().read())}
-        except (OSError, http.client.HTTPException):
-            self._page.close()  # the next request connects again
-            self._not_before = time.monotonic() + PAUSE_SECONDS
-            counts = {}
-        self.known = bool(counts)
-        return counts
+            page.request("GET", "/metrics")
+            response = page.getresponse()
+        except ConnectionError:
+            if not idle:
+                raise
+            page.close()  # hung up on while idle, which is no failure: once more, on a new connection
+            return self._read(page)
+        text = response.read()
+        if response.status != http.client.OK:
+            raise http.client.HTTPException(f"status {response.status}")
+        return text
 
 
 def metrics_address(process: int | None = None) -> tuple[str, int] | None:
