@@ -6,7 +6,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -189,3 +191,66 @@ def test_a_missing_or_bad_parameter_refuses_the_model(execution, value: str | No
 
     with pytest.raises(ConfigError, match='classifier: parameter "threads" is .* whole number .* in config.pbtxt'):
         execution.Parameters(args).number("threads", int)
+
+
+@pytest.fixture
+def gated(execution, monkeypatch: pytest.MonkeyPatch):
+    """ensemble.handlers.gated_execution with the same stand-in."""
+    stand_in = sys.modules["triton_python_backend_utils"]
+    stand_in.MetricFamily, stand_in.TritonModelException = MagicMock(), OSError
+    monkeypatch.delitem(sys.modules, "ensemble.handlers.gated_execution", raising=False)
+    module = importlib.import_module("ensemble.handlers.gated_execution")
+    module.logged = execution.logged
+    yield module
+    del sys.modules["ensemble.handlers.gated_execution"]
+
+
+def test_an_error_that_stays_is_paused_for_and_told_now_and_then(gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty in a row, a second's pause after each: a line in ten seconds, and then the thread works on."""
+    now, served = [0.0], threading.Event()
+
+    class Failing:
+        kept, takes = 1, 0
+
+        def take(self) -> tuple[list, list]:
+            self.takes += 1
+            if self.takes <= 50:
+                raise RuntimeError("secret")
+            self.kept = 0
+            served.set()
+            return [], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += 1
+
+    monkeypatch.setattr(gated, "Admission", lambda limits, pending: Failing())
+    monkeypatch.setattr(gated, "limits_of", lambda args: None)
+    monkeypatch.setattr(gated, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    gate = gated.Gate({"model_name": "tokenizer"}, MagicMock())
+    gate._work.set()
+    assert served.wait(30)
+    gate.close()
+
+    lines = [line for line in gated.logged if "while requests waited" in line]
+    assert len(lines) == 5
+    assert all(re.match(r"tokenizer: RuntimeError at test_execution.py:\d+ < ", line) for line in lines)
+    assert now[0] >= 50
+
+
+def test_the_gauge_shows_what_was_true_last(gated) -> None:
+    """One thread is about to show an old number when another has a new one: the new one stays."""
+    meters, waiting, shown = gated.Meters("tokenizer"), [5], []
+    other = threading.Thread(target=meters.report, args=(lambda: waiting[0],))
+
+    def show(rows: int) -> None:
+        if rows == 5:
+            waiting[0] = 0
+            other.start()
+            other.join(0.2)  # let it go first, if it can
+        shown.append(rows)
+
+    meters._gauge.set = show
+    meters.report(lambda: waiting[0])
+    other.join()
+
+    assert shown == [5, 0]

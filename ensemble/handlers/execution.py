@@ -63,7 +63,7 @@ def _computed(handler: Handler[Item, Result], items: dict[int, Item]) -> list[tu
         if len(items) == 1:
             return [(index, error) for index in items]
         # Said even if every request then succeeds alone: one by one is the slowness this project is about.
-        pb_utils.Logger.log_warn(f"a batch of {len(items)} requests failed and runs one by one: {_where(error)}")
+        pb_utils.Logger.log_warn(f"a batch of {len(items)} requests failed and runs one by one: {where(error)}")
         return [pair for index, item in items.items() for pair in _computed(handler, {index: item})]
 
 
@@ -81,11 +81,11 @@ def _failure(request: Any, error: BaseException) -> Any:
     """The response of a request that failed. The log gets a line without the caller's data for what is our fault."""
     if isinstance(error, InvalidRequest):
         return _error(str(error), pb_utils.TritonError.INVALID_ARG)
-    pb_utils.Logger.log_error(f"request {request.request_id() or '(no id)'} failed: {_where(error)}")
+    pb_utils.Logger.log_error(f"request {request.request_id() or '(no id)'} failed: {where(error)}")
     return _error(f"internal error ({type(error).__name__}); see the server's log", pb_utils.TritonError.INTERNAL)
 
 
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
     """The error's class and the innermost places it came through; not its message, which may hold a caller's data."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return f"{type(error).__name__} at {' < '.join(f'{Path(f.filename).name}:{f.lineno}' for f in reversed(frames))}"

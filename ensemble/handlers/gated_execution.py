@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 
 from ensemble.errors import Overloaded
 from ensemble.handlers.admission import POLL_SECONDS, Admission, Job, Limits, Pending
-from ensemble.handlers.execution import Handler, Item, Parameters, Result, execute
+from ensemble.handlers.execution import Handler, Item, Parameters, Result, execute, where
 from ensemble.handlers.pending import PendingRequests, metrics_address
 
 # Whatever the tokenizer may feed; a server has one of them in use.
@@ -90,7 +90,7 @@ class Gate:
             self._work.set()
         for read, response in zip(now, execute(now, self), strict=True):
             responses[read.index] = response
-        self._meters.report(self._admission.kept)
+        self._meters.report(lambda: self._admission.kept)
         return responses
 
     def close(self) -> None:
@@ -139,7 +139,9 @@ class Gate:
                     if not self._serve_next():
                         time.sleep(POLL_SECONDS)
                 except Exception as error:  # this thread must not end: all who wait would wait for ever
-                    pb_utils.Logger.log_error(f"{self._model}: {type(error).__name__} while requests waited")
+                    if self._log.due(type(error).__name__):
+                        pb_utils.Logger.log_error(f"{self._model}: {where(error)} while requests waited")
+                    time.sleep(POLL_SECONDS)
 
     def _serve_next(self) -> bool:
         """Whether there was anything to do."""
@@ -149,7 +151,7 @@ class Gate:
         reads = [job.payload for job in taken]
         for read, response in zip(reads, execute(reads, self), strict=True):
             _send(read, response)
-        self._meters.report(self._admission.kept)
+        self._meters.report(lambda: self._admission.kept)
         return bool(taken or late)
 
     def _pending(self) -> Pending | None:
@@ -219,13 +221,17 @@ class Meters:
         error = pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
         return pb_utils.InferenceResponse(output_tensors=[], error=error)
 
-    def report(self, waiting: int) -> None:
-        """Show what changed since the last report; each change is a message to the server."""
+    def report(self, waiting: Callable[[], int]) -> None:
+        """Show what changed since the last report; each change is a message to the server.
+
+        waiting: asked only when it is this thread's turn to show it: the number of whoever reports last stays.
+        """
         with self._lock:
             new, self._new = self._new, dict.fromkeys(self._new, 0)
-            changed, self._shown = waiting != self._shown, waiting
-        if changed and self._gauge is not None:
-            self._gauge.set(waiting)
+            now = waiting()
+            if now != self._shown and self._gauge is not None:
+                self._gauge.set(now)
+            self._shown = now
         for reason, counter in self._counters.items():
             if new[reason]:
                 counter.increment(new[reason])
