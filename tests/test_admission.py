@@ -6,9 +6,12 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ensemble.errors import Overloaded
 from ensemble.handlers import pending as pending_module
@@ -152,6 +155,47 @@ def test_long_texts_that_wait_are_bounded_in_bytes(world: World, admission: Admi
 
     assert "3000 bytes (max_request_bytes) of long texts wait" in str(admission.admit([job(size=2000)])[0])
     assert admission.admit([job(size=10)]) == [True]
+
+
+SIZES = {"short": st.integers(0, 100), "at the limit": st.integers(990, 1010), "any": st.integers(0, 3000)}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.lists(st.tuples(st.integers(1, 64), st.one_of(*SIZES.values())), max_size=12),
+        ),
+        max_size=20,
+    )
+)
+def test_who_shares_a_call_shares_it_with_call_bytes_at_most(
+    arrivals: list[tuple[bool, list[tuple[int, int]]]],
+) -> None:
+    """Whatever comes in whatever mix: only a request alone is more, and never in what goes on at once.
+
+    Nobody is lost or served twice, and where short and long ones wait, no two calls in a row are long.
+    """
+    world = World()
+    admission = Admission(LIMITS, world.look, lambda: world.now)
+    calls, kept, served = [], [], []
+    for room, sizes in [*arrivals, *[(True, [])] * 250]:
+        world.pending, world.now = Pending(ahead=0 if room else 4096), world.now + 1
+        jobs = [job(rows=rows, size=size) for rows, size in sizes]
+        answers = admission.admit(jobs)
+        now = [entry for entry, answer in zip(jobs, answers, strict=True) if answer is True]
+        kept += [entry for entry, answer in zip(jobs, answers, strict=True) if answer is False]
+        assert sum(entry.size for entry in now) <= LIMITS.call_bytes
+        short_waits = bool(admission._short.jobs)
+        taken, _ = admission.take()
+        served += taken
+        if taken:
+            assert len(taken) == 1 or sum(entry.size for entry in taken) <= LIMITS.call_bytes
+            assert len(taken) == 1 or sum(entry.rows for entry in taken) <= LIMITS.max_batch_size
+            calls.append((short_waits, any(entry.size > LIMITS.call_bytes for entry in taken)))
+
+    assert sorted(map(id, served)) == sorted(map(id, kept))
+    assert not [pair for pair in pairwise(calls) if pair == ((True, True), (True, True))]
 
 
 def test_requests_of_others_count_as_a_row_each(world: World, admission: Admission) -> None:
