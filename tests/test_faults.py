@@ -10,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpc
 from checked_load import DEADLINE_SECONDS, CheckedLoad
 from conftest import Reference
 from processes import all_end
+from triton_requests import in_flight_together, tensor_input, texts_input
 
 from ensemble.__main__ import main
 from ensemble.errors import RequestFailed
@@ -125,12 +128,42 @@ def test_the_repository_is_not_written_to(launched: Launched) -> None:
 
 
 def test_the_log_is_a_line_an_event_and_never_a_text(launched: Launched, load: CheckedLoad) -> None:
-    """Of the launcher and of the server."""
+    """Of the launcher and of the server: texts that are answered, cut, invalid, too long, or refused for lack of room."""
     load.end()
-    log = "\n".join(launched.log)
+    with grpc.InferenceServerClient(launched.url) as client:
+        requests = {
+            "answered": texts_input(["Piece1 of a secret"]),
+            "cut": texts_input(["Piece2 of a secret " * 200]),
+            "not UTF-8": texts_input([b"Piece3 of a secret \xff"]),
+            "too long": texts_input(["Piece4 of a secret " * 2000]),
+            "too much": texts_input(["Piece5 of a secret " * 300] * 64),
+            "wrong shape": tensor_input("text", np.array([["Piece6 of a secret", "and Piece7"]], dtype=object)),
+            "wrong name": tensor_input("Piece8", np.array([["a secret"]], dtype=object)),
+        }
+        results = in_flight_together(client, "text_classifier", [[request] for request in requests.values()])
+        fates = {
+            name: getattr(result, "status", lambda: "OK")() for name, result in zip(requests, results, strict=True)
+        }
+        flood = in_flight_together(client, "text_classifier", [[texts_input(["Piece9 secret"] * 64)]] * 100)
 
+    refused = [result for result in flood if isinstance(result, grpc.InferenceServerException)]
+    assert {name for name, fate in fates.items() if fate == "OK"} == {"answered", "cut"}
+    assert {fate for fate in fates.values() if fate != "OK"} == {"StatusCode.INVALID_ARGUMENT"}
+    assert refused and {result.status() for result in refused} == {"StatusCode.UNAVAILABLE"}
+    wait_until(lambda: "requests are refused, queue full" in "\n".join(launched.log))
+    log = "\n".join(launched.log)
+    assert log.count("requests are refused, queue full") < len(refused)
     assert not [sample.text for sample in load_samples()[:24] if sample.text in log]
+    assert re.findall(r"(?i)piece\s?\d|secret", log) == []
     assert "Traceback" not in log
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """The server's log arrives by two pipes."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_sigterm_under_load_loses_nothing(launched: Launched, load: CheckedLoad) -> None:

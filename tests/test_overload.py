@@ -11,6 +11,7 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -56,8 +57,9 @@ class TritonPythonModel:
 class Bench:
     """The server, and what the test may do to it. A request is 64 rows of so many words, which is also its name."""
 
-    def __init__(self, server: Server, classifier: Path) -> None:
-        self.server, self._classifier = server, classifier
+    def __init__(self, server: Server, classifier: Path, log: list[str]) -> None:
+        """log: what the server writes."""
+        self.server, self._classifier, self.log = server, classifier, log
         self.client = grpc.InferenceServerClient(server.url)
         self._pending = PendingRequests(("127.0.0.1", server.metrics_port))
         self.ended: list[int] = []
@@ -127,10 +129,10 @@ class Bench:
         return error.status().removeprefix("StatusCode."), error.message()
 
 
-@pytest.fixture(scope="module")
-def small_queue(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+@contextmanager
+def served(repository: Path, folder: Path) -> Iterator[Bench]:
     """128 rows may wait, 64 are sent ahead."""
-    copy = Path(shutil.copytree(repository, tmp_path_factory.mktemp("overload") / "model_repository", symlinks=True))
+    copy = Path(shutil.copytree(repository, folder / "model_repository", symlinks=True))
     (copy / "classifier/1/model.py").write_text(CLASSIFIER)
     config = copy / "tokenizer/config.pbtxt"
     text = config.read_text()
@@ -138,19 +140,27 @@ def small_queue(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         text, count = re.subn(rf'(key: "{key}" value {{ string_value: )"\d+"', rf'\1"{value}"', text)
         assert count == 1
     config.write_text(text)
+    log: list[str] = []
     options = ServerOptions(copy, config_name="cpu", http_port=0, grpc_port=0, metrics_port=0)
-    with Server(options) as server:
-        bench = Bench(server, copy / "classifier")
+    with Server(options, log=log.append) as server:
+        bench = Bench(server, copy / "classifier", log)
         yield bench
         bench.client.close()
         bench._pending.close()
 
 
+@pytest.fixture(scope="module")
+def small_queue(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One server for all the tests that leave it running."""
+    with served(repository, tmp_path_factory.mktemp("overload")) as bench:
+        yield bench
+
+
 @pytest.fixture
 def bench(small_queue: Bench) -> Iterator[Bench]:
     """Empty before, and open after, whatever becomes of the test."""
-    small_queue.ended.clear()
-    small_queue.results.clear()
+    for kept in (small_queue.ended, small_queue.results, small_queue.log):
+        kept.clear()
     yield small_queue
     small_queue.open()
     small_queue.until(lambda: sum(small_queue.pending().values()) == 0)
@@ -158,7 +168,10 @@ def bench(small_queue: Bench) -> Iterator[Bench]:
 
 
 def test_a_full_queue_refuses_at_once_and_answers_all_it_took_in_order(bench: Bench) -> None:
-    """Four of twelve requests are taken; no text of the others is tokenized, and their callers hear of it meanwhile."""
+    """Four of twelve requests are taken; no text of the others is tokenized, and their callers hear of it meanwhile.
+
+    For all eight the log gets one line, and none of their text.
+    """
     calls, refusals = bench.tokenizer_calls(), bench.metric(REFUSED.format("queue full"))
     bench.fill()
     bench.queue(3, 4)
@@ -178,8 +191,12 @@ def test_a_full_queue_refuses_at_once_and_answers_all_it_took_in_order(bench: Be
     for name in range(1, 5):
         assert bench.results[name].as_numpy("logits").shape == (64, 2)
     assert bench.metric(REFUSED.format("queue full")) - refusals == 8
+    bench.until(lambda: REFUSAL in "\n".join(bench.log))
+    assert "\n".join(bench.log).count(REFUSAL) == 1
+    assert "a a" not in "\n".join(bench.log)
 
 
+REFUSAL = "tokenizer: requests are refused, queue full: Exceeds maximum queue size"
 REFUSED = 'onepass_refused_requests_total{{model="tokenizer",reason="{}"}}'
 
 
