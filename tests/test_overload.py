@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -122,6 +123,12 @@ class Bench:
         for place, name in enumerate(names, start=1):
             self.send(name)
             self.wait_for_rows(64 * place)
+
+    def refusal(self) -> str:
+        """What one more request is told, while the queue is full or the door is shut."""
+        with pytest.raises(grpc.InferenceServerException) as refused:
+            self.client.infer("text_classifier", [texts_input(["one more"])])
+        return refused.value.message()
 
     def error(self, name: int) -> tuple[str, str]:
         error = self.results[name]
@@ -292,3 +299,21 @@ def test_a_classifier_that_hangs_behind_a_full_queue_is_healed(bench: Bench) -> 
     assert said[0].startswith("healed classifier in ") and "no answer and no batch ended for 2 s" in said[0]
     assert {hung} != stubs_of(bench.server.pid)["classifier"]
     assert bench.client.infer("text_classifier", [texts_input(["again"])]).as_numpy("logits").shape == (1, 2)
+
+
+def test_a_server_that_is_told_to_stop_answers_those_who_wait(repository: Path, tmp_path: Path) -> None:
+    """Two are at the classifier and two wait in the tokenizer when the door is shut: all four are answered, in order."""
+    with served(repository, tmp_path) as bench:
+        bench.fill()
+        bench.queue(3, 4)
+        stopping = threading.Thread(target=bench.server.stop)
+        stopping.start()
+        bench.until(lambda: "the server is stopping" in bench.refusal())
+
+        bench.open()
+        bench.until(lambda: len(bench.ended) == 4)
+        stopping.join(60)
+
+    assert not stopping.is_alive()
+    assert [bench.results[name].as_numpy("logits").shape for name in (1, 2, 3, 4)] == [(64, 2)] * 4
+    assert bench.seen() == [1, 2, 3, 4]
