@@ -6,18 +6,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from ensemble.errors import PipelineError
 from ensemble.launcher.server import Server
+from perf import interrupts
 from perf.__main__ import main
-from perf.endurance import exchange, reference
+from perf.endurance import exchange, reference, trial
 from perf.endurance.reference import Answer, Reference
+from perf.endurance.workers import workers
 
 KNOWN = Reference(
     texts=["a", "b", "c"],
@@ -88,6 +93,37 @@ def test_an_interrupt_keeps_what_was_compared(command) -> None:
 
     assert code == 130 and not result["complete"] and result["verdict"] == "cannot tell"
     assert result["counts"]["wrong"] == 0
+
+
+def test_a_second_signal_ends_the_waiting_for_a_server_that_hangs() -> None:
+    """Not one that comes with the first, as timeout(1) sends two; the exit code is that of the first."""
+    process, ended, began = subprocess.Popen(["sleep", "60"]), [], time.monotonic()
+
+    def end() -> None:
+        ended.append(time.monotonic() - began)
+        process.kill()
+
+    def measure() -> None:
+        with interrupts.ended_by(end), workers(1, lambda number, stop: process.wait()) as busy:
+            for seconds, number in ((0.2, signal.SIGTERM), (0.3, signal.SIGINT), (1.5, signal.SIGINT)):
+                threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+            while busy(60):
+                pass
+
+    assert interrupts.kept(measure) == 143
+    assert len(ended) == 1 and ended[0] > 1 and time.monotonic() - began < 30
+
+
+def test_a_second_signal_kills_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While it runs, and while it is stopped, which a server that hangs draws out."""
+    server, known = Mock(), []
+    server.stop.side_effect = lambda: known.append(list(interrupts._at_once))
+    monkeypatch.setattr(trial, "open_server", lambda *arguments: (server, Mock()))
+
+    with trial.started(tmp_path, "onnx"):
+        known.append(list(interrupts._at_once))
+
+    assert known == [[server.end_processes]] * 2 and interrupts._at_once == []
 
 
 def test_the_right_answer_has_no_fault() -> None:

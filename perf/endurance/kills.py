@@ -37,6 +37,7 @@ from ensemble.errors import ServerError
 from ensemble.launcher.stubs import stubs_of
 from ensemble.launcher.supervisor import Patience
 from ensemble.serve import open_server
+from perf import interrupts
 from perf.endurance import reference
 from perf.endurance import trial as endurance
 from perf.endurance.exchange import TRANSPORTS, Caller, Refused
@@ -222,6 +223,7 @@ def launched(repository: Path, classifier: str) -> Iterator[Launched]:
     with (
         tempfile.TemporaryFile("w+") as log,
         subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        interrupts.ended_by(process.kill),  # its server ends with it
     ):
         try:
             said = [process.stdout.readline() for _ in range(2)] if process.stdout else []  # what is served, and where

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What soak, correctness, hostile and kills share: a server of their own, what became of it, the verdict, the record.
+"""What soak, correctness, overload, hostile and kills share: their own server, what became of it, verdict, record.
 
 Knows nothing of what is sent.
 """
@@ -53,13 +53,18 @@ class Verdict:
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str, *, clients: int, texts: int) -> None:
-    """The arguments that all three take. clients, texts: the defaults."""
-    parser.add_argument("--output", type=Path, default=Path(f"build/{name}.json"), help="default: %(default)s")
+    """The arguments of those with clients that draw from texts. clients, texts: the defaults."""
     parser.add_argument("--clients", type=positive(int), default=clients, help="at work at once (default: %(default)s)")
     parser.add_argument(
         "--distinct", type=positive(int), default=texts, help="texts that requests draw from (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    add_output(parser, name)
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """The arguments that all take."""
+    parser.add_argument("--output", type=Path, default=Path(f"build/{name}.json"), help="default: %(default)s")
     add_classifier(parser)
 
 
@@ -72,11 +77,12 @@ def started(repository: Path, asked: str, beside: Sequence[str] = ()) -> Iterato
     server, choice = open_server(repository, asked)
     if beside:
         server = Server(replace(server.options, models=(*server.options.models, *beside)))
-    try:
-        server.start()
-        yield server, choice.classifier
-    finally:
-        server.stop()
+    with interrupts.ended_by(server.end_processes):
+        try:
+            server.start()
+            yield server, choice.classifier
+        finally:
+            server.stop()
 
 
 def run(

@@ -19,6 +19,7 @@ Watch = Callable[[float], bool]
 def workers(count: int, work: Callable[[int, threading.Event], None]) -> Iterator[Watch]:
     """`with workers(8, work) as busy: while busy(1.0): ...`; they are told to stop at the end of the block.
 
+    Its end waits for them; see perf/interrupts.py of what ends that waiting.
     work: given its number and the event that tells it to stop.
     """
     stop, pool = threading.Event(), ThreadPoolExecutor(count)
