@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from ensemble.errors import PipelineError
-from perf import batching_wins, cost_model, gpu_check, long_tail, losing_mix, overload, served_ratio
+from perf import batching_wins, cost_model, gpu_check, long_tail, losing_mix, served_ratio
 from perf.doctor import command as doctor
-from perf.endurance import correctness, hostile, kills, soak
+from perf.endurance import correctness, hostile, kills, overload, soak
 from perf.experiment import command as experiment
 from perf.experiment import report
 from perf.paper import roofline
