@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc as grpc
 from triton_requests import texts_input
 
-from ensemble import Client, Overloaded
+from ensemble import Client, DeadlineExceeded, Overloaded
 from ensemble.contract import Contract
 from ensemble.handlers.pending import PendingRequests
 from ensemble.launcher.options import ServerOptions
@@ -258,6 +258,19 @@ def test_a_timeout_ends_the_waiting(bench: Bench) -> None:
     assert bench.seen() == [1, 2, 4]
     assert bench.metric(REFUSED.format("timeout")) - refusals == 1
     assert bench.tokenizer_calls() - calls == 3
+
+
+def test_a_client_past_its_deadline_leaves_the_queue(bench: Bench) -> None:
+    """The server is told the time that is left: the place is free again, and the text is never tokenized."""
+    bench.fill()
+    calls = bench.tokenizer_calls()
+    with Client(bench.server.url) as client, pytest.raises(DeadlineExceeded):
+        client.classify(["too late"], timeout_seconds=0.5)
+
+    bench.wait_for_rows(0)
+    bench.open()
+    bench.until(lambda: set(bench.ended) == {1, 2})
+    assert bench.tokenizer_calls() == calls
 
 
 def test_short_texts_do_not_wait_for_long_ones(bench: Bench) -> None:

@@ -174,11 +174,13 @@ class Call:
 
     def arguments(self, chunk: Chunk) -> dict[str, Any]:
         """For `infer` or `async_infer`, made at the moment of sending: the time left goes with it."""
-        chunk.sent = time.monotonic()
+        chunk.sent, seconds = time.monotonic(), self.deadline.rpc_timeout()
         return {
             **infer_arguments(self._options.model, self._texts_of(chunk)),
             "headers": dict(self._options.headers),
-            "client_timeout": self.deadline.rpc_timeout(),
+            "client_timeout": seconds,
+            # In microseconds, for the queue: this Triton does not tell an ensemble's step that its caller is gone.
+            "timeout": int(seconds * 1e6),
         }
 
     def settle(self, chunk: Chunk, result: InferResult | None, error: Exception | None) -> None:
