@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from ensemble.arguments import positive
 from ensemble.artifacts import CURRENT, FOLDER, MANIFEST, Manifest
 from ensemble.contract import Contract
 from ensemble.errors import ConfigError
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an OpenTelemetry collector, OTLP over HTTP, that gets traces (deploy/tracing/README.md); default: none",
     )
     parser.add_argument(
-        "--trace-rate", type=_positive, default=100, metavar="N", help="of one request in N (default: %(default)s)"
+        "--trace-rate", type=positive(int), default=100, metavar="N", help="of one request in N (default: %(default)s)"
     )
     tls = parser.add_argument_group("TLS on the gRPC port (HTTP then listens on 127.0.0.1 only: it knows no TLS)")
     tls.add_argument("--tls-certificate", type=Path, metavar="FILE", help="of the server, PEM")
@@ -218,10 +219,3 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535")
     return port
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number

@@ -27,6 +27,7 @@ import numpy as np
 from rich.progress import track
 from rich.table import Table
 
+from ensemble.arguments import positive
 from ensemble.artifacts import checked
 from ensemble.handlers.onnx_classifier import OnnxClassifier
 from ensemble.handlers.packing import Ids
@@ -34,7 +35,6 @@ from ensemble.handlers.tokenization import TextTokenizer
 from ensemble.samples import load_samples, long_samples, short_samples
 from ensemble.serve import open_server
 from perf import record, terminal
-from perf.gpu_check import positive
 from perf.hugging_face_graph import HuggingFaceGraph
 from perf.in_process import classifier, rows_of
 from perf.text_load import same, send

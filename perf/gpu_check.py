@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from ensemble.arguments import positive
 from ensemble.artifacts import CURRENT, FOLDER, Manifest
 from ensemble.errors import ConfigError, PipelineError, ServerError
 from ensemble.launcher.gpu import Gpus, visible_gpus
@@ -204,18 +204,3 @@ class GpuCheck:
             return False
         self.skip(what, f"no time left: give more than --minutes {self._args.minutes:g}")
         return True
-
-
-def positive(kind: type[int] | type[float]) -> Callable[[str], int | float]:
-    """An argument's type: a number above 0."""
-
-    def checked(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-        return value
-
-    return checked

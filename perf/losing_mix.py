@@ -21,11 +21,11 @@ import numpy.typing as npt
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ensemble.arguments import positive
 from ensemble.handlers.onnx_classifier import OnnxClassifier
 from ensemble.handlers.packing import Ids
 from ensemble.handlers.passes import plan
 from perf import record, terminal
-from perf.gpu_check import positive
 from perf.in_process import classifier, cost_model
 from perf.text_load import same
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from ensemble.arguments import positive
 from perf.endurance import reference
 from perf.endurance import trial as endurance
 from perf.endurance.exchange import Caller
@@ -27,7 +28,6 @@ from perf.endurance.questions import Asker
 from perf.endurance.tally import Tally
 from perf.endurance.trial import Verdict
 from perf.endurance.workers import workers
-from perf.gpu_check import positive
 
 MOST_ROWS = 64
 # A request of 64 long texts behind as many as there are clients, on a slow machine.

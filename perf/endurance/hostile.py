@@ -26,6 +26,7 @@ import grpc
 import numpy as np
 from rich.progress import Progress
 
+from ensemble.arguments import positive
 from ensemble.contract import Contract
 from ensemble.errors import ServerError
 from ensemble.launcher.server import Server
@@ -41,7 +42,6 @@ from perf.endurance.tally import Tally
 from perf.endurance.trend import CANNOT_TELL, GROWS, Trend, trend
 from perf.endurance.trial import Verdict
 from perf.endurance.workers import workers
-from perf.gpu_check import positive
 
 # Good requests, per hostile one; and floods.
 GOOD_SHARE, FLOOD_SHARE = 0.15, 0.01

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 from rich.table import Table
 
+from ensemble.arguments import positive
 from ensemble.contract import Contract
 from ensemble.errors import ServerError
 from ensemble.launcher.stubs import stubs_of
@@ -45,7 +46,6 @@ from perf.endurance.questions import Asker
 from perf.endurance.tally import Tally
 from perf.endurance.trial import Verdict
 from perf.endurance.workers import Watch, workers
-from perf.gpu_check import positive
 
 MOST_ROWS = 4
 # Of a request, and what a client may take longer to notice.

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
+from ensemble.arguments import positive
 from ensemble.contract import Contract
 from ensemble.errors import ServerError
 from ensemble.samples import load_samples, short_samples
@@ -35,7 +36,6 @@ from perf.endurance.server_processes import sample
 from perf.endurance.tally import Tally
 from perf.endurance.trial import Verdict
 from perf.endurance.workers import workers
-from perf.gpu_check import positive
 from perf.open_loop import poisson
 
 SAMPLES = {"short": short_samples, "mixed": load_samples}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from ensemble.arguments import positive
 from ensemble.contract import Contract
 from perf.closed_loop import REQUEST_SECONDS
 from perf.endurance import flood
@@ -18,7 +19,6 @@ from perf.endurance.flood import ERROR, HUNG, WRONG, End
 from perf.endurance.questions import QUEUE_FULL
 from perf.endurance.server_processes import Sample, replaced
 from perf.endurance.trial import Verdict
-from perf.gpu_check import positive
 
 UNLOADED, FLOOD, AFTER = "unloaded", "flood", "after"
 LIMITS = ("wait_allowance", "refused_within_ms", "memory_mb", "recovered_within")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
+from ensemble.arguments import positive
 from ensemble.errors import ServerError
 from ensemble.launcher.server import Server
 from perf.endurance import exchange, reference
@@ -34,7 +35,6 @@ from perf.endurance.tally import Tally
 from perf.endurance.trend import GROWS, Trend, trend
 from perf.endurance.trial import Verdict
 from perf.endurance.workers import workers
-from perf.gpu_check import positive
 
 # Per cent of a process's memory an hour.
 LIMIT = 1.0

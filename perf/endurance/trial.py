@@ -17,6 +17,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ensemble.arguments import positive
 from ensemble.launcher.server import Server
 from ensemble.serve import add_classifier, open_server
 from perf import interrupts, record, terminal
@@ -24,7 +25,6 @@ from perf.endurance import reference
 from perf.endurance.reference import Reference
 from perf.endurance.server_processes import Sample, replaced, sample
 from perf.endurance.tally import Tally
-from perf.gpu_check import positive
 
 # What an idle server may hold more than an earlier time, of file descriptors and of threads: its pools breathe. Callers
 # that leak show in hundreds.

@@ -7,9 +7,9 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ensemble.arguments import positive
 from ensemble.contract import ENSEMBLE
 from perf.experiment.workloads import FROM_FILE, WORKLOADS
-from perf.gpu_check import positive
 from perf.load_point import LEAST_FOR_P99
 
 ORDER = ("looped", "baseline", ENSEMBLE)
