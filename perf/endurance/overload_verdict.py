@@ -156,10 +156,13 @@ def table(result: dict[str, Any]) -> Table:
         f"{'-' if recovered is None else f'{recovered:.1f}'} s; memory grew by {result['memory_growth_mb']:.0f} MB",
         f"client: {result['client_lag_ms'].get('p99', 0):.0f} ms behind at p99, {result['client_busy']:.0%} of a core",
     ]
-    found = Table("", "requests", "p50 ms", "p99 ms", "longest ms", caption="\n".join(caption), caption_justify="left")
+    headings = ("", "requests", "p50 ms", "p99 ms", "longest ms", "p99 over unloaded")
+    found = Table(*headings, caption="\n".join(caption), caption_justify="left")
+    base = result["unloaded_ms"].get("p99")
     for name in ("unloaded", "let in", "refused", "refused from sent", "after"):
         if row := result[f"{name.replace(' ', '_')}_ms"]:
-            found.add_row(name, f"{row['n']:,}", *(f"{row[key]:,.1f}" for key in ("p50", "p99", "max")))
+            times = f"{row['p99'] / base:.1f}x" if base and not name.startswith("refused") else ""
+            found.add_row(name, f"{row['n']:,}", *(f"{row[key]:,.1f}" for key in ("p50", "p99", "max")), times)
     return found
 
 
