@@ -268,8 +268,8 @@ class Hostile:
 
     def _trend(self) -> Trend | None:
         """Bytes of all processes together for a hostile request, after the first of them."""
-        kept = [(at, held.rss) for at, held in self._samples if at > self._total * WARM_UP_SHARE]
-        return trend(np.array([float(at) for at, _ in kept]), np.array([float(rss) for _, rss in kept]))
+        kept = [(at, held.memory) for at, held in self._samples if at > self._total * WARM_UP_SHARE]
+        return trend(np.array([float(at) for at, _ in kept]), np.array([float(memory) for _, memory in kept]))
 
 
 def _rightly(call: hostile_grpc.Call | hostile_http.Call, error: Refused | None = None) -> bool:

@@ -92,8 +92,8 @@ class Found:
     @property
     def growth(self) -> float:
         """MB of all processes together, from when the flood began to their most since."""
-        before = [held.rss for when, held in self.samples if when <= self.began]
-        since = [held.rss for when, held in self.samples if when > self.began]
+        before = [held.memory for when, held in self.samples if when <= self.began]
+        since = [held.memory for when, held in self.samples if when > self.began]
         return (max(since) - before[-1]) / 1e6 if before and since else 0.0
 
 

@@ -42,9 +42,9 @@ class Sample:
         return {name: held.pid for name, held in self.processes.items()}
 
     @property
-    def rss(self) -> int:
-        """Bytes of all together; what they share counts once for each."""
-        return sum(held.rss for held in self.processes.values())
+    def memory(self) -> int:
+        """Bytes of all together, each page once."""
+        return sum(held.pss for held in self.processes.values())
 
     def described(self) -> dict[str, Any]:
         """For a record."""
