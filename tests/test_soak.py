@@ -85,7 +85,7 @@ def test_a_few_samples_have_no_trend() -> None:
 
 def idle_with(**changes: int) -> Sample:
     return Sample(
-        {"tritonserver": replace(Held(7, 10, 10, 40, 30), **changes), "tokenizer": Held(8, 5, 5, 9, 9)}, shm=100
+        {"tritonserver": replace(Held(7, 10, 10, 5, 40, 30), **changes), "tokenizer": Held(8, 5, 5, 5, 9, 9)}, shm=100
     )
 
 
@@ -96,7 +96,7 @@ def idle_with(**changes: int) -> Sample:
         (idle_with(descriptors=99), ["tritonserver holds 99 file descriptors when idle, 40 before"]),
         (idle_with(threads=99), ["tritonserver holds 99 threads when idle, 30 before"]),
         (idle_with(pid=9), ["process tritonserver ended or was replaced"]),
-        (Sample({"tritonserver": Held(7, 10, 10, 40, 30)}, shm=100), ["process tokenizer ended or was replaced"]),
+        (Sample({"tritonserver": Held(7, 10, 10, 5, 40, 30)}, shm=100), ["process tokenizer ended or was replaced"]),
         (replace(idle_with(), shm=101), ["101 bytes of shared memory are held when idle, 100 before"]),
     ],
 )  # fmt: skip

@@ -16,11 +16,15 @@ from ensemble.launcher.working_folder import SHARED_MEMORY
 
 @dataclass(frozen=True)
 class Held:
-    """By one process. rss and pss in bytes; pss counts a page that n processes share as an n-th of it."""
+    """By one process. rss, pss and own in bytes.
+
+    pss counts a page that n processes share as an n-th of it; own has no page of a file or of shared memory.
+    """
 
     pid: int
     rss: int
     pss: int
+    own: int
     descriptors: int
     threads: int
 
@@ -43,8 +47,8 @@ class Sample:
 
     @property
     def memory(self) -> int:
-        """Bytes of all together, each page once."""
-        return sum(held.pss for held in self.processes.values())
+        """Bytes that all together have asked for, each page once; none of files, which others may have open too."""
+        return sum(held.own for held in self.processes.values()) + self.shm
 
     def described(self) -> dict[str, Any]:
         """For a record."""
@@ -61,7 +65,8 @@ def sample(server: Server) -> Sample:
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess, FileNotFoundError):  # it ended between two looks
                 memory = process.memory_full_info()
-                held = Held(process.pid, memory.rss, memory.pss, process.num_fds(), process.num_threads())
+                own = memory.rss - memory.shared
+                held = Held(process.pid, memory.rss, memory.pss, own, process.num_fds(), process.num_threads())
                 processes[_name(process.cmdline(), process.name())] = held
                 regions |= _regions(process.pid)
     except (psutil.Error, ValueError):
