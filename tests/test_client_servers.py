@@ -125,7 +125,7 @@ def test_a_server_that_hangs_holds_up_its_own_requests_only(ask):
     with two_servers("127.0.0.1:0", "127.0.0.1:0") as (hangs, answers):
         hangs.open.clear()
         url = f"{hangs.url},{answers.url}"
-        found = ask(url, "classify_each", ["a"] * 20, batch_limit=1, in_flight=20, timeout_seconds=2)
+        found = ask(url, "classify_each", ["a"] * 20, batch_limit=1, in_flight=20, timeout_seconds=5)
 
     ended = sum(isinstance(answer, DeadlineExceeded) for answer in found)
     assert ended == len(hangs.requests) and len(answers.requests) == 20 - ended

@@ -294,7 +294,13 @@ def served(checkout: Path, tmp_path: Path) -> Iterator[Callable[[str], str]]:
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=checkout,
-            env={**os.environ, **ports, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+            # Without what `make test` tells a make that runs in it: that one would say which folder it enters.
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+                **ports,
+                "TMPDIR": str(tmp_path),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
