@@ -26,7 +26,7 @@ def test_every_step_is_killed_and_comes_back(repository: Path, tmp_path: Path, c
     )  # fmt: skip
 
     result = json.loads(file.read_text())
-    assert (code, result["verdict"], result["failed"]) == (0, "holds", [])
+    assert (code, result["verdict"], result["failed"]) == (0, "holds", []), result.get("log")
     assert sorted((kill["step"], kill["killed"] > 0) for kill in result["kills"]) == [
         ("classifier", True),
         ("tokenizer", True),
@@ -86,7 +86,7 @@ def test_a_server_that_does_not_come_back_is_not_killed_again(kills: Kills, monk
     backs, dead = iter([0.0, None, 0.0, None]), []
     monkeypatch.setattr(kills, "_await", lambda busy, since: next(backs))
     monkeypatch.setattr(kills, "_load", lambda *arguments: None)
-    monkeypatch.setattr(module, "launched", lambda *arguments: nullcontext(Launched(0, "", "", 0)))
+    monkeypatch.setattr(module, "launched", lambda *arguments: nullcontext(Launched(0, "", "", 0, Path("/dev/null"))))
     monkeypatch.setattr(module, "stubs_of", lambda pid: {"a": [11], "b": [21, 22]})
     monkeypatch.setattr(module.os, "kill", lambda pid, number: dead.append(pid))
     monkeypatch.setattr(module, "open_server", lambda *arguments: (Mock(), Mock(classifier="onnx")))

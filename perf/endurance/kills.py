@@ -57,6 +57,8 @@ ANSWERS, WAIT_SECONDS = 20, 60.0
 # Between two kills. A model that is sick again sooner was not healed, says the launcher, and takes longer each time.
 PAUSE = (Patience().held_seconds + 0.5, Patience().held_seconds + 2.0)
 TICK_SECONDS = 0.05
+# Of the log, of a server that did not come back.
+LAST_LINES = 20
 # The launcher gives a server up that needs more heals than that within minutes, as it should.
 MOST_TIMES = Patience().heals
 
@@ -80,12 +82,17 @@ class Kill:
 
 @dataclass(frozen=True)
 class Launched:
-    """A server behind its launcher. pid: of tritonserver."""
+    """A server behind its launcher. pid: of tritonserver; log: the file that both write to."""
 
     pid: int
     url: str
     http_address: str
     http_port: int
+    log: Path
+
+    def last_words(self) -> list[str]:
+        """The last lines of the log."""
+        return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +154,7 @@ class Kills:
                     says = f"{step} killed {times} times, {self._tally.faulty} faults"
                     bar.update(task, description=says, advance=1)
                     if kill.back is None:
+                        self.result["log"] = launched_server.last_words()
                         break  # there may be nothing left to kill
 
     def verdict(self) -> Verdict:
@@ -221,7 +229,7 @@ def launched(repository: Path, classifier: str) -> Iterator[Launched]:
     ports = [argument for name in ("http", "grpc", "metrics") for argument in (f"--{name}-port", "0")]
     command = [sys.executable, "-m", "ensemble", "serve", "--repository", str(repository), "--classifier", classifier]
     with (
-        tempfile.TemporaryFile("w+") as log,
+        tempfile.NamedTemporaryFile("w+") as log,
         subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=log, text=True) as process,
         interrupts.ended_by(process.kill),  # its server ends with it
     ):
@@ -233,7 +241,7 @@ def launched(repository: Path, classifier: str) -> Iterator[Launched]:
                 log.seek(0)
                 raise ServerError(f"the server did not start: {log.read().strip().rpartition(chr(10))[2]}")
             (server,) = psutil.Process(process.pid).children()
-            yield Launched(server.pid, found[1], found[2], int(found[3]))
+            yield Launched(server.pid, found[1], found[2], int(found[3]), Path(log.name))
         finally:
             process.terminate()
 
