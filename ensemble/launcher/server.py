@@ -118,7 +118,7 @@ class Server:
                 return
             if self._reader:
                 self._reader.join(timeout=5)
-            raise ServerError(f"the server ended by itself (exit code {code}): {reason(list(self._tail))}")
+            raise ServerError(f"the server ended by itself (exit code {code}): {reason(self._tail)}")
 
     def stop(self) -> bool:
         """Refuse new requests, let those in flight finish, then end the server and whatever it started.
@@ -214,7 +214,7 @@ class Server:
             if process.poll() is not None:
                 if self._reader:
                     self._reader.join(timeout=5)
-                raise ServerError(f"the server did not start: {reason(list(self._tail))}")
+                raise ServerError(f"the server did not start: {reason(self._tail)}")
             if not hidden and self._tail:  # it has written something, so it has read its arguments
                 hidden = hide(process.pid, self.options.admin_key)
             try:
@@ -226,7 +226,7 @@ class Server:
             except NoAnswer:
                 pass  # not listening yet
             time.sleep(0.05)
-        raise ServerError(f"the server was not ready within {START_SECONDS:.0f} s: {reason(list(self._tail))}")
+        raise ServerError(f"the server was not ready within {START_SECONDS:.0f} s: {reason(self._tail)}")
 
     def _serves_metrics(self) -> bool:
         """Whether the port that the server opens last is open."""

@@ -13,8 +13,8 @@ GPU_NOISE = re.compile(
 
 
 def reason(written: Iterable[str]) -> str:
-    """The line that says why, as far as one can be told."""
-    lines = [line for line in written if line.strip() and not GPU_NOISE.search(line)]
+    """The line that says why, as far as one can be told. written: may still grow, in another thread."""
+    lines = [line for line in tuple(written) if line.strip() and not GPU_NOISE.search(line)]
     for line in lines:
         # What a model's Python raised. The log escapes quotes, and writes the traceback behind it on the same line.
         if found := re.search(r"\b\w+(?:Error|Exception): (.+)", line):
