@@ -84,7 +84,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
         texts = [text.decode() for text in deserialize_bytes_tensor(request.raw_input_contents[0])]
         assert list(request.inputs[0].shape) == [len(texts), 1]
         # Triton does as much when the caller goes away; the handler itself is not told.
-        context.add_callback(lambda: self._left(context))
+        answered = threading.Event()
+        context.add_callback(lambda: self._left(answered))
         with self._changed:
             self.requests.append(texts)
             self.headers.append(dict(context.invocation_metadata()))
@@ -95,14 +96,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.wait_until(lambda: self.most_in_flight >= self.company)
         if not self.refusals and not any("BAD" in text for text in texts):
             self.open.wait(WAIT_SECONDS)
+        answered.set()
         with self._changed:
             self.in_flight -= 1
         self._refuse(texts, context)
         return self._answer(request, texts)
 
-    def _left(self, context) -> None:
+    def _left(self, answered) -> None:
         with self._changed:
-            self.cancelled += context.code() is None and not self.open.is_set()
+            self.cancelled += not answered.is_set()
             self._changed.notify_all()
 
     def _refuse(self, texts, context) -> None:

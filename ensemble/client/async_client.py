@@ -10,7 +10,7 @@ from tritonclient import grpc
 from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
-from ensemble.client.base import BaseClient, ReadyWait, closed_meanwhile
+from ensemble.client.base import CLOSE_SECONDS, BaseClient, ReadyWait, closed_meanwhile
 from ensemble.client.call import Call, Chunk, Texts
 from ensemble.client.options import DEFAULT_URL, ClientOptions
 from ensemble.client.wire import Classification
@@ -18,12 +18,13 @@ from ensemble.errors import InvalidRequest, PipelineError
 
 
 class AsyncClient(BaseClient):
-    """The client for asyncio: of the event loop it is first used in. Cancelling a call cancels its requests."""
+    """The client for asyncio: of the event loop it is first used in. Who cancels a call leaves its requests to their end."""
 
     def __init__(self, url: str = DEFAULT_URL, *, options: ClientOptions | None = None, **fields: Any) -> None:
         """As for Client; needs no running event loop."""
         super().__init__(url, options=options, **fields)
         self._slots = asyncio.Semaphore(self.options.in_flight)
+        self._in_flight: set[asyncio.Future[grpc.InferResult]] = set()
         self._rpc: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -54,6 +55,8 @@ class AsyncClient(BaseClient):
     async def close(self) -> None:
         """See Client.close."""
         self._closed = True
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=CLOSE_SECONDS)
         if self._rpc is not None:
             await self._rpc.close()
 
@@ -101,7 +104,16 @@ class AsyncClient(BaseClient):
         async with self._slots:
             if self._closed:
                 raise closed_meanwhile()
-            return await rpc.infer(**call.arguments(chunk))
+            request = asyncio.ensure_future(rpc.infer(**call.arguments(chunk)))
+            self._in_flight.add(request)
+            request.add_done_callback(self._ended)
+            # Whoever no longer waits for it gives its slot back, and does not hang up on the server.
+            return await asyncio.shield(request)
+
+    def _ended(self, request: asyncio.Future[grpc.InferResult]) -> None:
+        self._in_flight.discard(request)
+        if not request.cancelled():
+            request.exception()  # which asyncio would report if nobody had asked
 
     async def _rows_per_request(self, rpc: Any, call: Call) -> int:
         """See Client._rows_per_request."""

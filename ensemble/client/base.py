@@ -17,6 +17,9 @@ from ensemble.client.options import DEFAULT_URL, ClientOptions, check_seconds
 from ensemble.client.wire import pipeline_error
 from ensemble.errors import Cancelled, InvalidRequest, Unavailable
 
+# What close() gives those in flight: answers and refusals under way have come by then.
+CLOSE_SECONDS = 1.0
+
 
 class BaseClient:
     """What both clients are made with. `options` in one piece, or any of its fields by name, or both."""

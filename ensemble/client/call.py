@@ -29,6 +29,9 @@ Texts = Iterable[str | bytes] | str | bytes
 _LENGTH_RATIO = 1.5
 _LENGTH_SLACK = 32
 
+# After the deadline the server has so long to say that the time is up, before gRPC hangs up on it. See Client.
+_GRACE_SECONDS = 5.0
+
 
 class Deadline:
     """`seconds` from now, on the monotonic clock."""
@@ -173,12 +176,15 @@ class Call:
         return chunk
 
     def arguments(self, chunk: Chunk) -> dict[str, Any]:
-        """For `infer` or `async_infer`, made at the moment of sending: the time left goes with it."""
+        """For `infer` or `async_infer`, made at the moment of sending: the time left goes with it.
+
+        gRPC's own end of it comes later: who waits for the answer ends the wait at the deadline, by pause().
+        """
         chunk.sent, seconds = time.monotonic(), self.deadline.rpc_timeout()
         return {
             **infer_arguments(self._options.model, self._texts_of(chunk)),
             "headers": dict(self._options.headers),
-            "client_timeout": seconds,
+            "client_timeout": seconds + _GRACE_SECONDS,
             # In microseconds, for the queue: this Triton does not tell an ensemble's step that its caller is gone.
             "timeout": int(seconds * 1e6),
         }

@@ -10,13 +10,17 @@ The two clients promise the same and differ in the waiting only:
 - Answers come in the order of the texts. A bare str is one text; no text is no request.
 - Long lists travel as several requests, `in_flight` at once, each of texts alike in length (`plan_requests` says why).
   `batch_limit=1` sends one text a request; Triton batches requests either way.
-- `classify` gives every answer or raises the first error and cancels the rest. `classify_each` loses nothing: an error
-  takes the place of the text it is about. A request refused for its content is halved until the bad text stands alone.
+- `classify` gives every answer or raises the first error. `classify_each` loses nothing: an error takes the place of the
+  text it is about. A request refused for its content is halved until the bad text stands alone.
 - `timeout_seconds` covers the whole call. Within it, requests that found nobody or a full queue are tried again
   (`retries`, 0 to be told at once), with growing pauses and jitter. A text that was refused never is. That is safe:
   classifying twice gives the same answer and changes nothing.
 - Several servers, "10.0.0.1:8001,10.0.0.2:8001", or one name that stands for several: requests take turns, servers
   without a connection are left out, and what is tried again goes to the next one.
+- Who gives up, for an error or the deadline, leaves the requests that were sent to their end: they carry the deadline,
+  and the server drops those that still wait then. Nobody hangs up on it: a Triton before 25.06 can crash if that happens
+  just as its answer is made (pull requests 7840, 8078 and 8220 of triton-inference-server/server), and under overload,
+  where many give up, it does.
 - One client, one channel, made for reuse: keep it. A peer that vanishes is noticed after 10 s; one that is there and
   hangs, by the deadline.
 
@@ -34,7 +38,7 @@ from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
 from ensemble.client.async_client import AsyncClient
-from ensemble.client.base import BaseClient, ReadyWait, closed_meanwhile
+from ensemble.client.base import CLOSE_SECONDS, BaseClient, ReadyWait, closed_meanwhile
 from ensemble.client.call import Call, Chunk, Texts
 from ensemble.client.options import DEFAULT_URL, ClientOptions
 from ensemble.client.wire import Classification
@@ -62,6 +66,7 @@ class Client(BaseClient):
         super().__init__(url, options=options, **fields)
         self._slots = threading.Semaphore(self.options.in_flight)
         self._sending = threading.Lock()
+        self._in_flight, self._ended = 0, threading.Condition()
         self._rpc = grpc.InferenceServerClient(**self._connection)
 
     def classify(self, texts: Texts, *, timeout_seconds: float | None = None) -> list[Classification]:
@@ -101,8 +106,14 @@ class Client(BaseClient):
                 time.sleep(wait.pause(error))
 
     def close(self) -> None:
-        """Give the connection back; calls in flight end in Cancelled. Harmless when repeated."""
+        """Give the connection back. Harmless when repeated.
+
+        What is in flight, left behind or of other threads, has CLOSE_SECONDS to be answered; such calls then end in
+        Cancelled.
+        """
         self._closed = True
+        with self._ended:
+            self._ended.wait_for(lambda: self._in_flight == 0, CLOSE_SECONDS)
         self._rpc.close()
 
     def __enter__(self) -> Client:
@@ -118,41 +129,47 @@ class Client(BaseClient):
         except PipelineError as error:
             call.give_up(error)
         answered: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        flying: dict[Chunk, Any] = {}
+        slots: dict[Chunk, _Slot] = {}
         try:
             while not call.finished:
                 while (chunk := call.take()) is not None:
-                    if (request := self._send(call, chunk, answered)) is not None:
-                        flying[chunk] = request
+                    # None if other threads kept every slot till the deadline.
+                    if (slot := _Slot.of(self._slots, call.deadline.left())) is not None:
+                        slots[chunk] = slot
+                        self._send(call, chunk, slot, answered)
                 try:
                     chunk, result, failure = answered.get(timeout=call.pause())
                 except queue.Empty:
                     continue
-                flying.pop(chunk, None)
+                slots.pop(chunk, None)
                 call.settle(chunk, result, failure)
         finally:
-            for request in flying.values():
-                request.cancel()
+            for slot in slots.values():
+                slot.free()
         return call.answers()
 
-    def _send(self, call: Call, chunk: Chunk, answered: queue.SimpleQueue[_Answer]) -> Any:
-        """Send one request; its end is put into `answered`. None if other threads kept every slot till the deadline."""
-        if not self._slots.acquire(timeout=call.deadline.left()):
-            return None
+    def _send(self, call: Call, chunk: Chunk, slot: _Slot, answered: queue.SimpleQueue[_Answer]) -> None:
+        """Send one request; its end is put into `answered`."""
 
         def done(result: grpc.InferResult | None, error: Exception | None) -> None:
-            self._slots.release()
+            slot.free()
             answered.put((chunk, result, error))
+            with self._ended:
+                self._in_flight -= 1
+                self._ended.notify_all()
 
-        arguments = call.arguments(chunk)
+        with self._ended:
+            self._in_flight += 1
         try:
+            if self._closed:
+                raise closed_meanwhile()
+            arguments = call.arguments(chunk)
             # Not thread-safe as it claims to be: it keeps the request in an attribute before it adds the callback, so
             # that of two threads in there at once, one would get the other's answer.
             with self._sending:
-                return self._rpc.async_infer(callback=done, **arguments)
+                self._rpc.async_infer(callback=done, **arguments)
         except Exception as error:  # a ValueError is gRPC's way to say that the channel is closed
             done(None, closed_meanwhile() if self._closed else error)
-            return None
 
     def _rows_per_request(self, call: Call) -> int:
         """`batch_limit`, or the server's; 1, without asking, where there is nothing to put together."""
@@ -166,3 +183,20 @@ class Client(BaseClient):
                 tries += 1
                 time.sleep(self._pause_or_raise(error, tries, call))
         return self._batch_limit or 1
+
+
+class _Slot:
+    """A request's place among those in flight: until its end, or until nobody waits for it any more."""
+
+    def __init__(self, slots: threading.Semaphore) -> None:
+        self._slots, self._taken = slots, threading.Lock()
+
+    @classmethod
+    def of(cls, slots: threading.Semaphore, seconds: float) -> _Slot | None:
+        """One, or None if there is none within so many seconds."""
+        return cls(slots) if slots.acquire(timeout=seconds) else None
+
+    def free(self) -> None:
+        """Harmless when repeated."""
+        if self._taken.acquire(blocking=False):
+            self._slots.release()
