@@ -149,16 +149,24 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_server(repository: Path,
         assert other._reader.is_alive()
 
 
-def test_a_server_that_dies_ends_the_command(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "the server ended by itself (exit code -9)"),
+        (signal.SIGSEGV, 'it crashed, "Signal (11) received.": deploy/RUNBOOK.md'),
+    ],
+)
+def test_a_server_that_dies_ends_the_command(serve: Serve, number: int, said: str) -> None:
     """Exit code 1, a line that says so, and its stubs do not stay."""
     process = serve()
     ready_line(process)
     processes = descendants(process.pid)
     (server,) = [pid for pid in processes if descendants(pid)]
 
-    os.kill(server, signal.SIGKILL)
+    os.kill(server, number)
     _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 1
-    assert "error: the server ended by itself (exit code -9)" in errors
+    assert "error: the server ended by itself" in errors
+    assert said in errors
     assert all_end(processes)

@@ -18,7 +18,7 @@ from ensemble.errors import InvalidRequest, PipelineError
 
 
 class AsyncClient(BaseClient):
-    """The client for asyncio: of the event loop it is first used in. Who cancels a call leaves its requests to their end."""
+    """The client for asyncio: of the event loop it is first used in. A cancelled call's requests go on to their end."""
 
     def __init__(self, url: str = DEFAULT_URL, *, options: ClientOptions | None = None, **fields: Any) -> None:
         """As for Client; needs no running event loop."""

@@ -10,17 +10,17 @@ The two clients promise the same and differ in the waiting only:
 - Answers come in the order of the texts. A bare str is one text; no text is no request.
 - Long lists travel as several requests, `in_flight` at once, each of texts alike in length (`plan_requests` says why).
   `batch_limit=1` sends one text a request; Triton batches requests either way.
-- `classify` gives every answer or raises the first error. `classify_each` loses nothing: an error takes the place of the
-  text it is about. A request refused for its content is halved until the bad text stands alone.
+- `classify` gives every answer or raises the first error. `classify_each` loses nothing: an error takes the place of
+  the text it is about. A request refused for its content is halved until the bad text stands alone.
 - `timeout_seconds` covers the whole call. Within it, requests that found nobody or a full queue are tried again
   (`retries`, 0 to be told at once), with growing pauses and jitter. A text that was refused never is. That is safe:
   classifying twice gives the same answer and changes nothing.
 - Several servers, "10.0.0.1:8001,10.0.0.2:8001", or one name that stands for several: requests take turns, servers
   without a connection are left out, and what is tried again goes to the next one.
 - Who gives up, for an error or the deadline, leaves the requests that were sent to their end: they carry the deadline,
-  and the server drops those that still wait then. Nobody hangs up on it: a Triton before 25.06 can crash if that happens
-  just as its answer is made (pull requests 7840, 8078 and 8220 of triton-inference-server/server), and under overload,
-  where many give up, it does.
+  and the server drops those that still wait then. Nobody hangs up on it: a Triton before 25.06 can crash if that
+  happens just as its answer is made (pull requests 7840, 8078 and 8220 of triton-inference-server/server), and under
+  overload, where many give up, it does.
 - One client, one channel, made for reuse: keep it. A peer that vanishes is noticed after 10 s; one that is there and
   hangs, by the deadline.
 
