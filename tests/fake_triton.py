@@ -83,8 +83,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelInfer(self, request, context):
         texts = [text.decode() for text in deserialize_bytes_tensor(request.raw_input_contents[0])]
         assert list(request.inputs[0].shape) == [len(texts), 1]
-        # Triton does as much when the caller goes away; the handler itself is not told.
         answered = threading.Event()
+        # Triton does as much when the caller goes away; the handler itself is not told.
         context.add_callback(lambda: self._left(answered))
         with self._changed:
             self.requests.append(texts)

@@ -26,7 +26,7 @@ from ensemble.launcher.options import EXIT_TIMEOUT_SECONDS, ServerOptions
 from ensemble.launcher.ports import free_ports
 from ensemble.launcher.runtime import Runtime, find_runtime
 from ensemble.launcher.server_api import NoAnswer, Refused, ServerApi
-from ensemble.launcher.server_log import reason
+from ensemble.launcher.server_log import crash, reason
 from ensemble.launcher.tls_files import why_untrusted
 from ensemble.launcher.working_folder import WorkingFolder
 
@@ -118,7 +118,8 @@ class Server:
                 return
             if self._reader:
                 self._reader.join(timeout=5)
-            raise ServerError(f"the server ended by itself (exit code {code}): {reason(self._tail)}")
+            why = crash(self._tail) or reason(self._tail)
+            raise ServerError(f"the server ended by itself (exit code {code}): {why}")
 
     def stop(self) -> bool:
         """Refuse new requests, let those in flight finish, then end the server and whatever it started.

@@ -12,13 +12,18 @@ GPU_NOISE = re.compile(
 )
 
 
+def crash(written: Iterable[str]) -> str:
+    """That a server which was running crashed, "" if it did not. A start that fails has a reason besides."""
+    for line in tuple(written):
+        # SIGTERM and SIGINT, 15 and 2, it was sent.
+        if found := re.fullmatch(r"Signal \((?!15\)|2\))\d+\) received\.", line.strip()):
+            return f'it crashed, "{found[0]}": deploy/RUNBOOK.md has what is known of that'
+    return ""
+
+
 def reason(written: Iterable[str]) -> str:
     """The line that says why, as far as one can be told. written: may still grow, in another thread."""
     lines = [line for line in tuple(written) if line.strip() and not GPU_NOISE.search(line)]
-    for line in lines:
-        # Written in a crash alone; SIGTERM and SIGINT, 15 and 2, it was sent.
-        if found := re.fullmatch(r"Signal \((?!15|2\))\d+\) received\.", line.strip()):
-            return f'it crashed, "{found[0]}": deploy/RUNBOOK.md has what is known of that'
     for line in lines:
         # What a model's Python raised. The log escapes quotes, and writes the traceback behind it on the same line.
         if found := re.search(r"\b\w+(?:Error|Exception): (.+)", line):
