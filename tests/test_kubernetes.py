@@ -20,7 +20,7 @@ from container_files import arguments_of, compose
 
 from ensemble import probe, serve
 from ensemble.contract import Contract
-from ensemble.launcher.room import SHM_BYTES
+from ensemble.launcher.options import SHM_BYTES
 from ensemble.launcher.server import START_SECONDS, STOP_SECONDS, Server
 from ensemble.serve import FIRST_ANSWER_SECONDS
 

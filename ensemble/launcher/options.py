@@ -14,6 +14,9 @@ from ensemble.launcher.working_folder import WorkingFolder
 LOOPBACK = "127.0.0.1"
 # Given by the server to requests in flight when it is told to stop, and to idle HTTP connections.
 EXIT_TIMEOUT_SECONDS = 5
+# Of shared memory, for each instance of a Python model: more than 64 of the longest texts need, 18 MB, measured. Taken
+# whole at the start, because a pool that grows under load never shrinks, and kills its instance where it cannot.
+SHM_BYTES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,15 @@ class ServerOptions:
             "--exit-on-error=true",
             f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
             f"--backend-config=python,shm-region-prefix-name={folder.shm_prefix}",
+            f"--backend-config=python,shm-default-byte-size={SHM_BYTES}",
             f"--http-address={self.http_address}",
             *(f"--{protocol}-address={self.address}" for protocol in ("grpc", "metrics")),
             *(f"--{protocol}-port={port}" for protocol, port in ports.items()),
             f"--http-restricted-api={key}",
             f"--grpc-restricted-protocol={key}",
+            # By default each gRPC thread keeps 8 requests for reuse, each as large as the largest it ever held: under
+            # `python -m perf hostile` that was most of what the server's memory grew by.
+            "--grpc-infer-allocation-pool-size=0",
             # Doors that the environment of a cloud could open, and that know no keys.
             "--allow-vertex-ai=false",
             "--allow-sagemaker=false",

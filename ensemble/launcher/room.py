@@ -7,11 +7,8 @@ import shutil
 
 from ensemble.contract import Contract
 from ensemble.errors import ServerError
+from ensemble.launcher.options import SHM_BYTES
 from ensemble.launcher.working_folder import SHARED_MEMORY
-
-# Of one instance of a Python model: it begins with 1 MB and grows with its batches, to 18 MB, measured with 64 of the
-# longest texts. Without room the instance dies in the middle of a batch.
-SHM_BYTES = 20_000_000
 
 
 def check_shared_memory(contract: Contract, gpus: int) -> None:

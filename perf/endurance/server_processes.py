@@ -16,14 +16,10 @@ from ensemble.launcher.working_folder import SHARED_MEMORY
 
 @dataclass(frozen=True)
 class Held:
-    """By one process. rss, pss and own in bytes.
-
-    pss counts a page that n processes share as an n-th of it; own has no page of a file or of shared memory.
-    """
+    """By one process. rss and own in bytes; own is rss without pages of files and of shared memory."""
 
     pid: int
     rss: int
-    pss: int
     own: int
     descriptors: int
     threads: int
@@ -64,9 +60,9 @@ def sample(server: Server) -> Sample:
         root = psutil.Process(server.pid or -1)
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess, FileNotFoundError):  # it ended between two looks
-                memory = process.memory_full_info()
+                memory = process.memory_info()
                 own = memory.rss - memory.shared
-                held = Held(process.pid, memory.rss, memory.pss, own, process.num_fds(), process.num_threads())
+                held = Held(process.pid, memory.rss, own, process.num_fds(), process.num_threads())
                 processes[_name(process.cmdline(), process.name())] = held
                 regions |= _regions(process.pid)
     except (psutil.Error, ValueError):

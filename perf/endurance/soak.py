@@ -8,9 +8,9 @@ ones, deadlines that are too short, callers that hang up, and new connections al
 half of the warm-up is mostly these, so that what they leave in the allocators once is not taken for growth.
 
 Every answer is compared with its text's reference. Exit code 0: every answer was right, memory of each process grows
-by less than 1 % an hour, and an idle server holds as many file descriptors and threads, and as much shared memory, as
-before. 1: not so. 2: too short, or memory too restless, to tell. Writes a record, JSON, and a chart beside it. Ctrl-C
-keeps what was measured.
+by less than 1 % of its RSS an hour, and an idle server holds as many file descriptors and threads, and as much shared
+memory, as before. 1: not so. 2: too short, or memory too restless, to tell. Writes a record, JSON, and a chart beside
+it. Ctrl-C keeps what was measured.
 """
 
 from __future__ import annotations
@@ -140,14 +140,16 @@ class Soak:
         return verdict
 
     def _trends(self) -> dict[str, Trend | None]:
-        """Of each process's memory after the warm-up, in per cent of it an hour."""
+        """Of each process's own memory after the warm-up, in per cent of its RSS an hour."""
         kept = [(seconds / 3600, found) for seconds, found in self._samples if seconds > self._warm_up]
         hours = np.array([at for at, _ in kept])
         trends = {}
         for name in kept[-1][1].processes if kept else ():
-            # Not PSS, which changes with whoever else has the same libraries mapped.
-            rss = np.array([found.processes[name].rss if name in found.processes else 0 for _, found in kept])
-            trends[name] = trend(hours, 100 * rss / np.median(rss))
+            held = [found.processes[name] for _, found in kept if name in found.processes]
+            if len(held) == len(kept):
+                # Shared memory is judged by itself, as each region is part of two processes.
+                own, rss = np.array([[one.own, one.rss] for one in held], float).T
+                trends[name] = trend(hours, 100 * own / np.median(rss))
         return trends
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from perf.experiment.report_charts import STYLE
 
 MIB = 2**20
-PANELS = {"rss": ("RSS, MiB", MIB), "descriptors": ("file descriptors", 1), "threads": ("threads", 1)}
+PANELS = {"own": ("RSS without files and shared memory, MiB", MIB), "descriptors": ("file descriptors", 1), "threads": ("threads", 1)}
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
@@ -44,14 +44,14 @@ def draw(result: dict[str, Any], file: Path) -> None:
 
 def table(result: dict[str, Any]) -> Table:
     """A row a process: what it held at the end of the warm-up and at the end, idle, and the trend between."""
-    found = Table("process", "RSS, MiB", "PSS, MiB", "descriptors", "threads", "RSS growth an hour, 95 %")
+    found = Table("process", "RSS, MiB", "its own, MiB", "descriptors", "threads", "growth an hour, 95 %")
     idle = result["idle"]
     for name in _names(result):
         held = [one["processes"][name] for one in idle if name in one["processes"]]
         trend = result["percent_an_hour"].get(name)
         found.add_row(
             name,
-            *(" -> ".join(f"{one[what] / unit:.1f}" for one in held) for what, unit in (("rss", MIB), ("pss", MIB))),
+            *(" -> ".join(f"{one[what] / unit:.1f}" for one in held) for what, unit in (("rss", MIB), ("own", MIB))),
             *(" -> ".join(str(one[what]) for one in held) for what in ("descriptors", "threads")),
             f"{trend['slope']:+.2f} % ({trend['low']:+.2f} to {trend['high']:+.2f})" if trend else "-",
         )
