@@ -13,7 +13,11 @@ from rich.table import Table
 from perf.experiment.report_charts import STYLE
 
 MIB = 2**20
-PANELS = {"own": ("RSS without files and shared memory, MiB", MIB), "descriptors": ("file descriptors", 1), "threads": ("threads", 1)}
+PANELS = {
+    "own": ("RSS without files and shared memory, MiB", MIB),
+    "descriptors": ("file descriptors", 1),
+    "threads": ("threads", 1),
+}
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
