@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_requests import TOLERANCE, element, http_json, in_flight_together, raw_request, tensor_input, texts_input
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 from ensemble import Client, InvalidRequest
 from ensemble.launcher.server import Server
+from perf.endurance.server_processes import sample
 
 GOOD = "a fine day"
 
@@ -65,6 +67,22 @@ def test_bad_texts_among_others_fail_alone(raw, reference: Reference) -> None:
             np.testing.assert_allclose(result.as_numpy("logits"), reference([GOOD]), atol=TOLERANCE)
         else:
             assert result.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_a_refused_text_is_forgotten(raw, server: Server) -> None:
+    """Large texts, one after the other: their memory is free again at once, not when Python's collector comes by."""
+    text = b"a " * 2_000_000
+
+    def held() -> int:
+        return sample(server).processes["tokenizer"].own
+
+    before = held()
+    for _ in range(10):
+        with pytest.raises(InferenceServerException, match="more than the 32768"):
+            raw.infer("text_classifier", [texts_input([text])])
+
+    grown = held() - before
+    assert grown < 4 * len(text)
 
 
 @pytest.mark.parametrize(

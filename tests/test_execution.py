@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import re
 import sys
 import threading
+import weakref
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -118,6 +120,21 @@ def test_a_request_that_breaks_something_fails_alone(execution, poison: int) -> 
     responses = execution.execute([Request(1), Request(poison), Request(2)], Doubler())
 
     assert outcomes(responses) == [[2], "INTERNAL", [4]]
+
+
+@pytest.mark.parametrize("poison", [13, 14, 66, 77, 99])
+def test_a_request_that_failed_is_forgotten(execution, poison: int) -> None:
+    """An error that is kept keeps, through its traceback, all that its request had, until Python's collector runs."""
+    requests = [Request(1), Request(poison), Request(2)]
+    kept = [weakref.ref(request) for request in requests]
+    gc.disable()
+    try:
+        execution.execute(requests, Doubler())
+        requests.clear()
+
+        assert [request() for request in kept] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_what_is_our_fault_is_logged_without_the_callers_data(execution) -> None:

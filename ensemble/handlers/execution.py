@@ -46,7 +46,7 @@ def execute(requests: Sequence[Any], handler: Handler[Item, Result]) -> list[Any
         try:
             items[index] = handler.read(request)
         except Exception as error:
-            responses[index] = _failure(request, error)
+            responses[index] = failure(request, error)
     for index, outcome in _computed(handler, items):
         responses[index] = _response(requests[index], handler, outcome)
     return [responses[index] for index in range(len(requests))]
@@ -69,15 +69,15 @@ def _computed(handler: Handler[Item, Result], items: dict[int, Item]) -> list[tu
 
 def _response(request: Any, handler: Handler[Item, Result], outcome: Result | BaseException) -> Any:
     if isinstance(outcome, BaseException):
-        return _failure(request, outcome)
+        return failure(request, outcome)
     try:
         tensors = handler.write(outcome, frozenset(request.requested_output_names()))
     except Exception as error:
-        return _failure(request, error)
+        return failure(request, error)
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-def _failure(request: Any, error: BaseException) -> Any:
+def failure(request: Any, error: BaseException) -> Any:
     """The response of a request that failed. The log gets a line without the caller's data for what is our fault."""
     if isinstance(error, InvalidRequest):
         return _error(str(error), pb_utils.TritonError.INVALID_ARG)

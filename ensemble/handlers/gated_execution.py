@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 
 from ensemble.errors import Overloaded
 from ensemble.handlers.admission import POLL_SECONDS, Admission, Job, Limits, Pending
-from ensemble.handlers.execution import Handler, Item, Parameters, Result, execute, where
+from ensemble.handlers.execution import Handler, Item, Parameters, Result, execute, failure, where
 from ensemble.handlers.pending import PendingRequests, metrics_address
 
 # Whatever the tokenizer may feed; a server has one of them in use.
@@ -40,10 +40,7 @@ class Sized(Handler[Item, Result], Protocol[Item, Result]):
 
 @dataclass(frozen=True)
 class Read:
-    """A request that was read, with what execute() asks of one; Triton's own may not outlive its execute().
-
-    item: what the handler read, or why it could not
-    """
+    """A request that was read, with what execute() asks of one; Triton's own may not outlive its execute()."""
 
     index: int
     item: Any
@@ -78,8 +75,13 @@ class Gate:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One entry a request: its response, or None where that follows."""
-        jobs = [self._job(index, request) for index, request in enumerate(requests)]
-        responses: list[Any] = [None] * len(jobs)
+        responses: list[Any] = [None] * len(requests)
+        jobs: list[Job] = []
+        for index, request in enumerate(requests):
+            try:
+                jobs.append(self._job(index, request))
+            except Exception as error:  # kept by nothing: it has the request's texts, through its traceback's frames
+                responses[index] = failure(request, error)
         now: list[Read] = []
         for job, answer in zip(jobs, self._admission.admit(jobs), strict=True):
             if isinstance(answer, Overloaded):
@@ -104,8 +106,6 @@ class Gate:
 
     def read(self, request: Read) -> Any:
         """As Handler."""
-        if isinstance(request.item, Exception):
-            raise request.item
         return request.item
 
     def compute(self, items: list[Any]) -> list[Any]:
@@ -117,11 +117,8 @@ class Gate:
         return self._handler.write(result, wanted)
 
     def _job(self, index: int, request: Any) -> Job:
-        try:
-            item: Any = self._handler.read(request)
-            rows, size = self._handler.size(item)
-        except Exception as error:
-            item, rows, size = error, 0, 0  # goes on now, and execute() makes a response of it
+        item = self._handler.read(request)
+        rows, size = self._handler.size(item)
         seconds = request.timeout() / 1e6
         return Job(
             Read(index, item, request.request_id(), request.requested_output_names(), request.get_response_sender()),
