@@ -122,11 +122,8 @@ def idle(server: Server) -> Sample:
             return now
 
 
-def leaks(before: Sample, after: Sample, *, shm: bool = True) -> list[str]:
-    """What an idle server has lost or holds more of than when it was idle before, a line each.
-
-    shm: shared memory too, which grows to the largest batch there was and stays so.
-    """
+def leaks(before: Sample, after: Sample) -> list[str]:
+    """What an idle server has lost or holds more of than when it was idle before, a line each."""
     lost = [f"process {name} ended or was replaced" for name in replaced(before, after)]
     more = [
         f"{name} holds {now} {what} when idle, {was} before"
@@ -134,7 +131,7 @@ def leaks(before: Sample, after: Sample, *, shm: bool = True) -> list[str]:
         for what, was, now in zip(("file descriptors", "threads"), _open(before, name), _open(after, name), strict=True)
         if now > was + SLACK
     ]
-    if shm and after.shm > before.shm:
+    if after.shm > before.shm:
         more.append(f"{after.shm:,} bytes of shared memory are held when idle, {before.shm:,} before")
     return lost + more
 
