@@ -8,8 +8,8 @@ ensemble and straight at its steps and the baseline (hostile_grpc.py); floods of
 that stop half-way, headers that lie, JSON that is none, callers that dawdle (hostile_http.py). Good requests
 among them must be answered rightly, with texts of every block of Unicode and as long as a server takes. Exit code 0:
 they were, a text one byte longer was refused, all processes live, none of our handlers failed inside, no request hung,
-and neither memory, shared memory, file descriptors nor threads leak. 1: not so. 2: too few requests to tell about memory. Writes a
-record, JSON. Request number N of a seed is always the same: --only N sends it again.
+and neither memory, shared memory, file descriptors nor threads leak. 1: not so. 2: too few requests to tell about
+memory. Writes a record, JSON. Request number N of a seed is always the same: --only N sends it again.
 """
 
 from __future__ import annotations
