@@ -120,17 +120,25 @@ def test_a_backend_that_is_none_is_a_reason(opt: Path) -> None:
     assert (unlinked.tensorrt, unlinked.why_unknown) == (None, f"{backend} is not linked to libnvinfer")
 
 
-@pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
-def test_gpus_are_numbered_as_the_driver_does(
-    none_installed: None, monkeypatch: pytest.MonkeyPatch, order: str | None
+@pytest.mark.parametrize("own", [None, "theirs"])
+@pytest.mark.parametrize(
+    ("variable", "ours"),
+    [
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("MALLOC_MMAP_THRESHOLD_", "2097152"),
+        ("MALLOC_TRIM_THRESHOLD_", "4194304"),
+    ],
+)
+def test_who_sets_a_variable_has_it_kept(
+    none_installed: None, monkeypatch: pytest.MonkeyPatch, variable: str, ours: str, own: str | None
 ) -> None:
-    """Else "1" in CUDA_VISIBLE_DEVICES could be another GPU than the one that was checked; who sets it knows why."""
-    if order:
-        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    """Unset, "1" in CUDA_VISIBLE_DEVICES could be another GPU than the one that was checked, and memory would stay."""
+    if own:
+        monkeypatch.setenv(variable, own)
     else:
-        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+        monkeypatch.delenv(variable, raising=False)
 
-    assert find_runtime().environment["CUDA_DEVICE_ORDER"] == (order or "PCI_BUS_ID")
+    assert find_runtime().environment[variable] == (own or ours)
 
 
 def test_a_machine_without_any_server_is_told_what_to_do(none_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
