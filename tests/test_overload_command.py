@@ -137,7 +137,7 @@ def test_errors_are_told_apart(code: str, details: str, outcome: str) -> None:
 
 
 def held(megabytes: int, pid: int = 1) -> Sample:
-    return Sample({"tritonserver": Held(pid, 0, 0, megabytes * 10**6, 0, 0)}, 0)
+    return Sample({"tritonserver": Held(pid, 0, megabytes * 10**6, 0, 0)}, 0)
 
 
 def good() -> Found:
