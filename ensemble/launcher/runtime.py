@@ -115,8 +115,8 @@ def _environment() -> dict[str, str]:
         # The GPUs of CUDA_VISIBLE_DEVICES are numbered as nvidia-smi and gpu.py number them.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         # glibc gives large blocks back once they are freed. Unsaid, it raises both bounds with the largest block it
-        # ever freed, to 32 and 64 MB (man 3 mallopt), and under `python -m perf hostile` the memory grew for as
-        # long as it was sent. At 128 kB the TorchScript baseline answers 18 % fewer single requests.
+        # ever freed, to 32 and 64 MB (man 3 mallopt): a request of `python -m perf hostile` then left 1.4 to 1.9 kB,
+        # with these 0.7 kB. At 128 kB 0.4 kB, but the TorchScript baseline answered 18 % fewer single requests.
         "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(4 << 20),
         **os.environ,
