@@ -8,7 +8,9 @@ was due. Capacity and the latency of an unloaded server are measured first, on t
 compared with its text's reference. Exit code 0: each request was answered rightly, or refused because the queue is
 full; those let in waited no longer than the tokenizer's config says, those refused heard of it soon, memory stayed
 bounded, and the server was as before soon after. 1: not so. 2: nothing was refused, or the client, which shares the
-cores with the server, was too slow to tell. Writes a record, JSON. Ctrl-C keeps what was measured.
+cores with the server, was too slow to tell. On few cores the client takes from the server what the capacity was
+measured with, and those let in wait longer: give each cores of its own (taskset). Writes a record, JSON. Ctrl-C keeps
+what was measured.
 """
 
 from __future__ import annotations
