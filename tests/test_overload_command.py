@@ -8,6 +8,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +21,10 @@ import numpy as np
 import pytest
 
 from ensemble.contract import Contract
-from ensemble.errors import ServerError
+from ensemble.errors import ConfigError, ServerError
 from perf.__main__ import main
 from perf.endurance import flood, overload
+from perf.endurance.cores import apart
 from perf.endurance.flood import ERROR, HUNG, WRONG, End, Sender
 from perf.endurance.overload import Overload, add_arguments
 from perf.endurance.overload_verdict import FLOOD, UNLOADED, Found, waiting_rows
@@ -99,6 +102,32 @@ def test_a_server_that_ends_is_told(command, monkeypatch: pytest.MonkeyPatch) ->
     code, result = command(*SHORT)
 
     assert (code, result["failed"][0]) == (1, "the server has ended: see its log")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_client_and_server_have_cores_of_their_own() -> None:
+    """What is started first gets the others; all threads of the client get its own, and in the end all get all."""
+    all_cores, ended = os.sched_getaffinity(0), threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        with apart(1) as part:
+            says = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+            server = set(map(int, subprocess.run(says, capture_output=True, text=True, check=True).stdout.split()))
+            part()
+            client = os.sched_getaffinity(0)
+            assert (len(client), client | server, client & server) == (1, all_cores, set())
+            assert os.sched_getaffinity(thread.native_id or 0) == client
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id or 0) == all_cores
+    finally:
+        ended.set()
+
+
+def test_a_client_leaves_the_server_a_core() -> None:
+    """An error that says how many there are."""
+    count = len(os.sched_getaffinity(0))
+    with pytest.raises(ConfigError, match=f"--client-cores {count}: there are {count}"), apart(count):
+        pass
 
 
 def test_nobody_there_is_no_refusal() -> None:

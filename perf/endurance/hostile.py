@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests",
         type=positive(int),
-        default=60_000,  # at 20,000 the server's memory is not yet sure to have reached its level
+        default=60_000,  # 20,000 did not always tell: the server's memory reaches its level late
         help="hostile ones, good ones not counted (default: %(default)s)",
     )
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="send these again and no others")

@@ -8,8 +8,7 @@ was due. Capacity and the latency of an unloaded server are measured first, on t
 compared with its text's reference. Exit code 0: each request was answered rightly, or refused because the queue is
 full; those let in waited no longer than the tokenizer's config says, those refused heard of it soon, memory stayed
 bounded, and the server was as before soon after. 1: not so. 2: nothing was refused, or the client, which shares the
-cores with the server, was too slow to tell. On few cores the client takes from the server what the capacity was
-measured with, and those let in wait longer: give each cores of its own (taskset). Writes a record, JSON. Ctrl-C keeps
+cores with the server unless it gets its own (--client-cores), was too slow to tell. Writes a record, JSON. Ctrl-C keeps
 what was measured.
 """
 
@@ -31,6 +30,7 @@ from ensemble.samples import load_samples, short_samples
 from perf.closed_loop import REQUEST_SECONDS
 from perf.endurance import flood, overload_verdict, reference
 from perf.endurance import trial as endurance
+from perf.endurance.cores import apart
 from perf.endurance.flood import Sender
 from perf.endurance.overload_verdict import AFTER, FLOOD, UNLOADED, Found
 from perf.endurance.reference import Reference
@@ -58,6 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, choices=range(1, ROWS_IN_FLIGHT + 1), default=1, metavar="N",
         help=f"texts of a request, 1 to {ROWS_IN_FLIGHT} (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--client-cores", type=positive(int), default=0, metavar="N",
+        help="cores for the client alone; the server has the others (default: both share all)",
+    )  # fmt: skip
     parser.add_argument("--texts", choices=SAMPLES, default="short", help="default: %(default)s")
     overload_verdict.add_arguments(parser)
     endurance.add_output(parser, "overload")
@@ -80,14 +84,19 @@ class Overload:
         self.result: dict[str, Any] = {
             "what": "overload",
             "settings": {
-                name: getattr(args, name) for name in ("seconds", "times", "rows", "texts", *overload_verdict.LIMITS)
+                name: getattr(args, name)
+                for name in ("seconds", "times", "rows", "texts", "client_cores", *overload_verdict.LIMITS)
             },
         }
 
     def measure(self, bar: Progress) -> None:
         """Unloaded, at capacity, flooded, and after; the server's processes are looked at meanwhile."""
         args, found = self._args, self.found
-        with endurance.started(args.repository, args.classifier) as (server, served_by):
+        with (
+            apart(args.client_cores) as part,
+            endurance.started(args.repository, args.classifier) as (server, served_by),
+        ):
+            part()
             contract = Contract.read(args.repository, server.options.config_name)
             found.waiting_rows = overload_verdict.waiting_rows(contract)
             task = bar.add_task("computing the reference", total=None)
